@@ -1,1 +1,1 @@
-"""Values and rules: messages, settings, retries, ids, keys, codecs. No I/O."""
+"""Define values and rules, without I/O: messages, settings, retries, ids, keys, codecs."""

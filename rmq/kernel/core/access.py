@@ -1,4 +1,4 @@
-"""Access over HTTP: roles, and tokens with a role.
+"""Define who may do what over HTTP: roles, and tokens with a role.
 
 A token is `rmq_ID_SECRET`: an id of 8 characters, and 32 random bytes in hex. Redis stores only the
 SHA-256 of the secret. A plain hash is enough: 32 random bytes cannot be guessed.
@@ -23,9 +23,10 @@ _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
 
 
 class Role(StrEnum):
-    """The rights of a token's owner over HTTP. Each role includes the rights of the previous role.
+    """The rights of a token's owner over HTTP.
 
     A viewer reads, an operator keeps messages moving, and an admin creates, changes and deletes.
+    Each of these roles includes the rights of the roles before it.
     """
 
     VIEWER = "viewer"
@@ -59,7 +60,7 @@ class AccessToken:
     Attributes:
         name: Unique name, for people.
         role: Rights of the token's owner.
-        sees_bodies: Whether a viewer with this token sees bodies of messages.
+        sees_bodies: Whether a viewer with this token may read bodies of messages.
         id: First part of the token's text.
         created_ms: Creation time, epoch ms.
         expires_ms: Time at which the token expires, epoch ms, or None if it is valid until it is
@@ -101,7 +102,7 @@ class AccessToken:
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def pack(self) -> str:
-        """Return the value that is stored in Redis under the token's name."""
+        """Return the text that Redis stores for the token."""
         return json.dumps(
             [self.role, self.sees_bodies, self.id, self.created_ms, self.expires_ms, self.digest],
             separators=(",", ":"),
@@ -123,7 +124,7 @@ def new_token(
 def unpack(name: bytes, packed: bytes) -> AccessToken:
     """Read a token from its stored value.
 
-    A value that RMQ did not write becomes an expired token.
+    If RMQ did not write the value, the result is an expired token.
     """
     known = name.decode(errors="replace")
     try:

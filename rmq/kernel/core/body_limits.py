@@ -1,4 +1,4 @@
-"""Limits for the size of bodies, and the error for a body that is too large.
+"""Define limits for the size of bodies, and the error for a body that is too large.
 
 A topic has its own limit, the setting `max_body`.
 """

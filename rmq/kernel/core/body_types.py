@@ -1,12 +1,12 @@
-"""Body types: check and convert a body to the type that a handler's annotation names.
+"""Check a body, and convert it to the type in a handler's annotation.
 
-Builtin types are checked here. The types that `rmq.kernel.core.forms` reads, such as dates, UUIDs,
-Enums, sets and dataclasses, are also converted here, even without further packages. If pydantic or
+This module checks builtin types. It also converts the types that `rmq.kernel.core.forms` reads,
+such as dates, UUIDs, Enums, sets and dataclasses. This needs no other package. If pydantic or
 msgspec is installed, that package converts its own models and all other types of `typing`.
 
-A send encodes an object and decodes it again with the object's class (`plain_form`). If the result
-differs from the object, the send is refused. So a handler whose annotation is this class receives
-an equal object.
+A send of an object encodes it and decodes it again with the object's class (`plain_form`). If the
+result differs from the object, the send is refused. So a handler with this class as its annotation
+receives an equal object.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def converter(annotation: Any) -> Converter | None:
-    """Return a function that converts a body to the annotated type, or None if any body fits.
+    """Return a function that converts a body to the annotated type.
 
-    The function raises DecodeError for a body that does not fit.
+    Return None if the annotation allows any body.
+
+    The function raises DecodeError for a body that does not have the type.
 
     Raises:
         InvalidType: No installed library can convert to this type.
@@ -102,7 +104,6 @@ def converter(annotation: Any) -> Converter | None:
 
 
 def _formed(wanted: Any, check: Converter) -> Converter:
-    """Return a function that reads a value from its JSON form and then calls `check`."""
     if wanted not in forms.READERS:
         return check
     read = _form(wanted)
@@ -343,7 +344,7 @@ def _with_decode_error(validate: Converter, wanted: Any) -> Converter:
 
 
 def _validated(by_value: Converter, by_json: Converter, wanted: Any) -> Converter:
-    """Return a function that validates a body as JSON if possible, else as Python values.
+    """Return a function that validates a body as JSON if possible, otherwise as Python values.
 
     Strict models and pydantic's `Json` accept JSON only.
     """
@@ -379,7 +380,7 @@ def _by_msgspec(wanted: Any) -> Converter:
 
 
 def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
-    """Return the JSON form of a value, after checking that its class reads an equal value from it.
+    """Return the JSON form of a value, if the value's class reads an equal value from this form.
 
     Args:
         value: Value to write.
@@ -388,7 +389,7 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
 
     Raises:
         TypeError, ValueError: The value has no JSON form, or its class reads a different value from
-            the form.
+            this form.
     """
     plain = forms.to_builtins(value)
     kind: Any = type(value)
@@ -457,7 +458,7 @@ def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str 
 def _is_form_of(received: Any, sent: Any) -> bool:
     """Return whether `received` is the JSON form of `sent`.
 
-    A field of type Any receives such a form.
+    A field of type Any receives the JSON form of the value that was sent.
     """
     for form in (_checked_form, _pydantic_form):
         with contextlib.suppress(Exception):  # it contains an object, or pydantic is missing

@@ -1,8 +1,9 @@
-"""Codecs: write bodies as JSON (the default), msgpack or bytes, also compressed or encrypted.
+"""Write bodies as JSON (the default), msgpack or bytes, also compressed or encrypted.
 
-Each stored message has the number of the codec that wrote its body, so a consumer needs no
-configuration. A body that cannot be read raises DecodeError. There is no pickle codec. Custom
-codecs have the numbers 4 to 7. Installed packages list their codecs as entry points (`GROUP`).
+A codec encodes and decodes bodies. Each stored message has the number of the codec that wrote its
+body, so a consumer needs no configuration. If a body cannot be read, DecodeError is raised. There
+is no pickle codec. Custom codecs have the numbers 4 to 7. Installed packages list their codecs as
+entry points (`GROUP`).
 
 See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
 `object_store` for bodies outside of Redis.
@@ -35,7 +36,10 @@ from rmq.kernel.core.validation import check_int
 
 
 class Codec(Protocol):
-    """Encodes and decodes bodies. Each message is stored with the codec's `number`."""
+    """Encodes and decodes bodies.
+
+    Each message is stored with the `number` of the codec that encoded its body.
+    """
 
     name: str
     number: int
@@ -81,13 +85,16 @@ _pack: Callable[[Any], bytes] = partial(_packb, default=_form)
 
 
 class MsgpackCodec:
-    """Writes bodies as msgpack. It refuses extension types when it writes and when it reads."""
+    """Writes bodies as msgpack, and refuses extension types."""
 
     name = "msgpack"
     number = 2
 
     def encode(self, body: Any) -> bytes:
-        """Return the msgpack of a body. An EncodeError names a part that cannot be written."""
+        """Return a body as msgpack.
+
+        If a part of the body cannot be written, EncodeError is raised and names this part.
+        """
         try:
             return _pack(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -113,7 +120,7 @@ def load_installed() -> dict[str, str]:
     """Register the codecs of installed packages once.
 
     Returns:
-        Reasons why codecs cannot be used, by the name of the codec.
+        Reason for each codec that cannot be used, by the codec's name.
     """
     global _unloadable
     with _loading:
@@ -130,7 +137,7 @@ def load_installed() -> dict[str, str]:
 
 
 def by_name(name: str) -> Codec:
-    """Return the codec with this name, RMQ's own or from an installed package.
+    """Return the codec with this name, from RMQ or from an installed package.
 
     Raises:
         ConfigurationError: There is no codec with this name, or it cannot be used.
@@ -222,10 +229,10 @@ class Compressed:
         return decode(codec.number, plain_bytes)
 
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
-        """Return the codec that wrote a body, and the decompressed bytes.
+        """Decompress a body. Return the codec that wrote it, and the decompressed bytes.
 
-        If the result has more bytes than `max_bytes` allows, DecodeError is raised. If `cut` is
-        True, the result is cut to the allowed size instead.
+        If the decompressed bytes would exceed `max_bytes`, DecodeError is raised. If `cut` is True,
+        they are cut to this size instead.
         """
         data = _decrypted(data)
         if not data:
@@ -259,7 +266,7 @@ NO_COPY = (
 
 
 def _decrypted(data: bytes) -> bytes:
-    """Decrypt a body of codec 3. Return other bodies unchanged.
+    """Decrypt an encrypted body. Return other bodies unchanged.
 
     Raises:
         DecodeError: This process cannot decrypt the body, or the body is a reference to an object
@@ -335,7 +342,7 @@ class Encrypted:
 
 
 def _coded(codec: Codec, body: Any) -> bytes:
-    """Write a body in the format of codec 3, which is used for compressed and encrypted bodies."""
+    """Write a body in the common format for compressed and encrypted bodies (codec 3)."""
     data, number = codec.encode(body), codec.number
     return data if number == Compressed.number else bytes((PLAIN << 4 | number,)) + data
 
@@ -384,14 +391,14 @@ class Offloaded:
 
     @property
     def inner(self) -> Codec:
-        """The codec that writes the body first."""
+        """The codec that writes a body before it is stored."""
         return self._inner
 
     def __repr__(self) -> str:
         return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Encode the body to the bytes that are stored in Redis or in an object.
+        """Encode the body to the bytes that are stored in Redis, or in an object of the store.
 
         Raises:
             EncodeError: The other codec cannot write the body.
@@ -410,7 +417,7 @@ class Offloaded:
 
 
 class Coded(bytes):
-    """A body that `Offloaded` has encoded, or the reference to such a body."""
+    """A body that `Offloaded` has encoded, or the reference to its object in the store."""
 
 
 def decode_object(data: bytes) -> Any:
@@ -420,7 +427,7 @@ def decode_object(data: bytes) -> Any:
 
 
 def reference_of(number: int, data: bytes) -> bytes | None:
-    """Return the bytes of the reference to an offloaded body, or None for any other body."""
+    """Return the reference to a body in an object store, or None for a body in Redis."""
     is_offloaded = number == Compressed.number and data[:1] == object_store.FIRST
     return data[1:] if is_offloaded else None
 
@@ -432,7 +439,10 @@ BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MS
 
 
 class RawCodec:
-    """Stores bytes that another codec has encoded, with the number of the other codec."""
+    """Stores bytes that another codec has encoded.
+
+    The message gets the number of the other codec.
+    """
 
     name = "raw"
     passes_bytes = True
@@ -450,10 +460,10 @@ class RawCodec:
 
 
 def register(codec: Codec) -> Codec:
-    """Register a custom codec. From now on, it decodes every body with its number.
+    """Register a custom codec, so that it decodes every body with the codec's number.
 
-    A codec with the attribute `passes_bytes` is not registered, because another codec has encoded
-    its bodies.
+    If a codec has the attribute `passes_bytes`, another codec encodes its bodies. So it is not
+    registered.
 
     Raises:
         ConfigurationError: The number is not 4 to 7, or another codec has it.
@@ -506,7 +516,7 @@ def _unknown(number: int, data: bytes) -> DecodeError:
 
 
 class Encoded:
-    """A codec for bodies that are already encoded."""
+    """Stores bodies that are already encoded."""
 
     passes_bytes = True
 
@@ -527,19 +537,19 @@ class Encoded:
 class SharedLimit:
     """Reads several bodies, and limits their total decompressed size to `Compressed.limit`.
 
-    A page of messages, or a message that collects several bodies, therefore needs no more memory
-    than one body.
+    So a page of messages needs no more memory than one body. The same is true for a message that
+    collects several bodies.
     """
 
     def __init__(self) -> None:
         self._left = Compressed.limit
 
     def unpack(self, number: int, data: bytes) -> tuple[int, bytes]:
-        """Return the number of the codec that wrote a body, and the bytes that the codec wrote.
+        """Decompress a body. Return the number of its codec, and the bytes that this codec wrote.
 
         Raises:
-            DecodeError: The bytes are damaged or exceed the rest of the limit. Each such error
-                halves the rest, so that many damaged bodies do not take long.
+            DecodeError: The bytes are damaged or exceed the rest of the limit. Each error halves
+                the rest, so that many damaged bodies do not take long.
         """
         if number != Compressed.number:
             return number, data

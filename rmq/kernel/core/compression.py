@@ -1,6 +1,6 @@
-"""Compress bytes and decompress them up to a limit, with zlib or zstd.
+"""Compress bytes with zlib or zstd, and decompress them up to a limit.
 
-The format of a compressed body is in `rmq.kernel.core.codec.Compressed`.
+The docstring of `rmq.kernel.core.codec.Compressed` describes the format of a compressed body.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def number_of(how: object) -> int:
 
 
 def compress(how: int, data: bytes) -> bytes:
-    """Compress bytes. The result has a checksum and, with zstd, the decompressed size."""
+    """Compress bytes.
+
+    The result has a checksum. If the method is zstd, the result also has the decompressed size.
+    """
     if how == ZLIB:
         return zlib.compress(data)
     writer = getattr(_zstd, "writer", None)
@@ -52,7 +55,7 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
     Args:
         how: ZLIB or ZSTD.
         data: Compressed bytes.
-        max_bytes: Largest result, in bytes. This limit holds even if the data state a smaller size.
+        max_bytes: Largest result, in bytes. The size that the data themselves state is not trusted.
 
     Raises:
         DecodeError: The result would exceed `max_bytes`, the data are cut short or damaged, or
@@ -62,7 +65,9 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
 
 
 def beginning(how: int, data: bytes, most: int) -> bytes:
-    """Return the first decompressed bytes, at most as many as `most`.
+    """Return the first decompressed bytes.
+
+    The result has at most `most` bytes.
 
     Raises DecodeError if these bytes are damaged, or if zstandard is missing.
     """

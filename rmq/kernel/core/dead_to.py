@@ -1,4 +1,7 @@
-"""The setting `dead_to`: the topic that gets a copy of each message that becomes a dead letter."""
+"""Read and write the setting `dead_to` of a topic.
+
+The setting names another topic that gets a copy of each message that becomes a dead letter.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ class DeadTo:
         return self.topic
 
     def to_redis(self) -> str:
-        """Return the setting as its text in Redis."""
+        """Return the setting as the text that Redis stores."""
         return f"{self.topic}:{self.slots}"
 
     def of_slot(self, index: int) -> str:
-        """Return the name of the slot that gets the copies of one slot's dead letters."""
+        """Return the name of the target slot for copies of one slot's dead letters."""
         return f"{self.topic}:{index % max(1, self.slots)}"
 
 
@@ -43,7 +46,7 @@ def parse(value: object) -> DeadTo | None:
 
 
 def from_redis(text: str) -> DeadTo | None:
-    """Read the setting from its text in Redis."""
+    """Read the setting from the text that Redis stores."""
     if text == OFF:
         return None
     topic, _, slots = text.rpartition(":")

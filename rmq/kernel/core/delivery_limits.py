@@ -1,9 +1,9 @@
-"""Limits of a topic: how many messages are delivered per time, and how many are in flight.
+"""Define limits of a topic: how many messages are delivered per time, and how many are in flight.
 
 A limit applies to all consumers, workers and queries of the topic together. It applies to the whole
-topic, or to each value of a header (a key) separately. Slots may be on different servers, so each
-slot has a fixed share (`Limits.of_slot`), which `lua/lib/take/room_in.lua` and
-`lua/lib/take/key_limits.lua` enforce.
+topic, or to each value of a header (the limit's key) separately. Slots may be on different servers,
+so each slot gets a fixed share of the limit (`Limits.of_slot`). The files
+`lua/lib/take/room_in.lua` and `lua/lib/take/key_limits.lua` enforce these shares.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Rate:
     During any time t, at most `burst + count * t / per` messages are delivered.
 
     Args:
-        count: Number of messages per period, 1 to 1 000 000. With `key`, at most one message per
-            ms.
+        count: Number of messages per period, 1 to 1 000 000. If `key` is given, at most one message
+            per ms.
         per: Length of the period, seconds or timedelta, 1 ms to one day.
         burst: Number of messages that are delivered at once after a pause, 1 to 1 000 000. Default:
-            the same number as `count`. With 1, messages are delivered one by one, at equal
+            the same number as `count`. If it is 1, messages are delivered one by one, at equal
             intervals.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
@@ -95,8 +95,7 @@ class Concurrency:
     count after their leases expire.
 
     Args:
-        count: Largest number of messages in flight. It is at least the topic's number of slots and
-            at most 1 000 000.
+        count: Largest number of messages in flight, from the topic's number of slots to 1 000 000.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
     """
@@ -114,14 +113,17 @@ Limit = Rate | Concurrency
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a topic: at most one of each kind for the topic, and one for each key.
+    """The limits of a topic.
+
+    A topic has at most one limit of each kind for all its messages, and one of each kind for the
+    values of a header.
 
     Attributes:
         rate: Limit of messages per time.
         concurrency: Limit of messages in flight.
         key_rate: Limit of messages per time, for each value of a header.
-        key_concurrency: Limit of messages in flight, for each value of the header that
-            `key_rate` has, if both are set.
+        key_concurrency: Limit of messages in flight, for each value of a header. If `key_rate` is
+            also set, both have the same header.
     """
 
     rate: Rate | None = None
@@ -136,11 +138,13 @@ class Limits:
         return by_key.key if by_key else None
 
     def to_redis(self) -> str:
-        """Return the limits as their text in Redis, with durations in ms."""
+        """Return the limits as the text that Redis stores, with durations in ms."""
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share of the limits as text for scripts, or '' if there are no limits.
+        """Return a slot's share of the limits as text for scripts.
+
+        Return '' if there are no limits.
 
         A slot's share of a rate has the same count and a longer period. Bursts and messages in
         flight are divided by `Layout.share`, so that each slot gets at least 1.
@@ -202,11 +206,13 @@ def _text(limit: Limit, exact: bool = False) -> str:
 
 
 def parse_limits(value: object) -> Limits:
-    """Return the `Limits` for a Rate, a Concurrency, a list of these, a text, `Limits`, or None.
+    """Convert the setting `limits` to a `Limits` object.
+
+    The value is a Rate, a Concurrency, a list of these, a text, `Limits`, or None.
 
     Examples of text are "rate:100:1s", "rate:100:1s:20" (with its burst) and "concurrency:5".
-    Commas separate several limits. ":key=tenant" at the end limits each value of that header
-    separately.
+    Commas separate several limits. With ":key=tenant" at the end, each value of the header `tenant`
+    is limited separately.
 
     Raises:
         InvalidValue, InvalidType: The value is not valid, or out of range.
@@ -244,7 +250,7 @@ def _joined(parts: Sequence[Limit]) -> Limits:
 
 
 def _split(text: str) -> tuple[str, list[str], str | None]:
-    """Return the kind of a limit in text, its fields, and its key."""
+    """Split a limit's text into its kind, its fields, and its key."""
     kind, *fields = text.split(":")
     key = fields.pop().removeprefix(KEY) if fields and fields[-1].startswith(KEY) else None
     return kind, fields, key
@@ -270,7 +276,7 @@ def _parse_limit(text: str) -> Limit:
 
 
 def from_redis(text: str) -> Limits:
-    """Read limits from their text in Redis.
+    """Read limits from the text that Redis stores.
 
     Raises:
         InvalidValue: A later version of RMQ wrote the text.

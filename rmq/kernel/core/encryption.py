@@ -40,7 +40,9 @@ Keys = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]
 
 
 class KeySource:
-    """Keys by id. The keys are read again for each body, so the keys may change at any time.
+    """Keys for encryption, by id.
+
+    The keys are read again for each body, so they may change at any time.
 
     Args:
         keys: A mapping, or a function that returns a mapping. The last key is the newest.
@@ -64,7 +66,9 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return a key's cipher, and '' or the problem with the key.
+        """Return a key's cipher, and a text that explains a problem with the key.
+
+        The text is '' if there is no problem.
 
         The cipher is None if the key is missing or invalid.
         """
@@ -72,7 +76,9 @@ class KeySource:
         return cipher, problem
 
     def open(self) -> None:
-        """Check all keys of a mapping, and let this process decrypt with these keys from now on.
+        """Check all keys, and use them for decryption in this process from now on.
+
+        If a function returns the keys, they are checked later, when they are used.
 
         Raises:
             InvalidValue: A key is not valid.
@@ -89,7 +95,9 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return the id of a key, its cipher, and a text about the problem with the key, or ''.
+    """Return a key's id, its cipher, and a text that explains a problem with the key.
+
+    The text is '' if there is no problem.
 
     If `name` is None, the newest key is used. The cipher is None if the key is missing or invalid.
     """
@@ -127,10 +135,10 @@ def _library() -> Any:
 
 
 def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
-    """Read keys from `ID:BASE64`, separated by lines, spaces or commas.
+    """Read keys of the form `ID:BASE64`, separated by newlines, spaces or commas.
 
-    The second value of the result is '' or a text about an invalid key. If one key is invalid, no
-    keys are returned.
+    The second value of the result is a text that explains which key is invalid, or ''. If one key
+    is invalid, no keys are returned.
     """
     keys: dict[str, bytes] = {}
     lines = [line.partition("#")[0] for line in text.splitlines()]
@@ -148,7 +156,7 @@ def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
 
 
 class _Environment(KeySource):
-    """Keys from the file that RMQ_KEYS_FILE names, or else from RMQ_KEYS.
+    """Reads keys from the file that RMQ_KEYS_FILE names, or from the variable RMQ_KEYS.
 
     The file is read again after each change.
     """
@@ -162,11 +170,14 @@ class _Environment(KeySource):
         return self._found[0]
 
     def is_set(self) -> bool:
-        """Return whether one of the variables is set."""
+        """Return whether RMQ_KEYS_FILE or RMQ_KEYS is set."""
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed. Return a text about an invalid key, or ''."""
+        """Read the keys if they have changed.
+
+        Return a text that explains which key is invalid, or ''.
+        """
         path = variable(FILE_VARIABLE)
         try:
             if path:
@@ -204,7 +215,7 @@ class _Environment(KeySource):
         return (None, problem) if problem else super().find(name)
 
     def open(self) -> None:
-        """Check that the package is installed.
+        """Check that the package `cryptography` is installed.
 
         The keys are not checked, because a variable may be set later.
         """
@@ -217,9 +228,9 @@ _lock = threading.Lock()
 
 
 def source_of(keys: Keys | None) -> KeySource:
-    """Return a source for keys, without opening it.
+    """Return an object that reads keys, without checking the keys.
 
-    If `keys` is None, the source reads the environment variables.
+    If `keys` is None, the keys come from the environment variables.
     """
     return ENVIRONMENT if keys is None else KeySource(keys)
 
@@ -228,7 +239,10 @@ def source_of(keys: Keys | None) -> KeySource:
 
 
 def seal(source: KeySource, data: bytes) -> bytes:
-    """Encrypt bytes with the newest key. Raises the same errors as `KeySource.newest`."""
+    """Encrypt bytes with the newest key.
+
+    Raises the same errors as `KeySource.newest`.
+    """
     name, cipher = source.newest()
     head = bytes((FIRST, len(name))) + name.encode()
     nonce = os.urandom(NONCE_BYTES)

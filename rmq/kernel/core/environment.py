@@ -10,7 +10,7 @@ def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return an environment variable without surrounding blanks, or None if it is empty.
 
     Blanks are removed because a value that was made with `echo` ends in a newline. A token, a URL
-    or a path with a newline at its end fails, sometimes much later.
+    or a path with a newline at its end causes errors, sometimes much later.
 
     Args:
         name: Name of the variable.

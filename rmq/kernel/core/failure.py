@@ -1,9 +1,9 @@
-"""Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
+"""Encode errors of handlers, decode stored failures, and compute fingerprints of failures.
 
-A failure entry contains the last failed attempt, and as many earlier attempts as fit.
-`lua/lib/settle/attempts.lua` describes and writes the bytes. A damaged entry is read as one
-attempt, with a time in 1970 and the error "unreadable". A consumer sends an error as a msgpack
-list: [type and message, traceback, worker].
+A consumer sends an error as a msgpack list: [type and message, traceback, worker]. Scripts store it
+in the failure entry of the message. The entry contains the last failed attempt, and as many earlier
+attempts as its size allows. `lua/lib/settle/attempts.lua` describes and writes its bytes. A damaged
+entry is read as one attempt, with a time in 1970 and the error "unreadable".
 
 All dead letters with the same cause have the same fingerprint. The fingerprint is a hash of the
 reason, the type of the exception, its normalised message, and the last line of the traceback in the
@@ -103,7 +103,7 @@ Error = BaseException | str | Rendered | None
 
 
 def text_of(error: BaseException | str | None) -> str:
-    """Return the text of an exception or a string, cut to size. Never raises.
+    """Return the text of an exception or a string, cut to a maximum length. Never raises.
 
     A user's `__str__` may raise, or return a value that is not a string. The failed message must
     get its retry nevertheless.
@@ -141,7 +141,10 @@ def this_worker() -> str:
 
 
 def render(error: Error) -> Rendered:
-    """Return an error as text. Never raises, but the exception's own code runs and may hang."""
+    """Return an error as text. Never raises.
+
+    The code of the exception's class runs here, and may hang.
+    """
     if isinstance(error, BaseException):
         return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
     if isinstance(error, Rendered):
@@ -150,7 +153,7 @@ def render(error: Error) -> Rendered:
 
 
 def encode(error: Error, worker: str = "") -> bytes:
-    """Encode an error for a script, cut to size. Never raises."""
+    """Encode an error for a script, cut to a maximum length. Never raises."""
     if error is None and not worker:
         return b""
     parts = [*render(error), *([worker] if worker else ())]
@@ -194,7 +197,10 @@ def _read(entry: bytes) -> _Entry:
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
-    """Return error, traceback and worker. Unreadable details are returned as the error."""
+    """Decode the error, the traceback and the worker of a failure.
+
+    If the bytes are not readable, they become the error.
+    """
     if not details:
         return "", "", ""
     try:
@@ -221,13 +227,16 @@ def decode(entry: bytes) -> Failure | None:
 
 @lru_cache(REMEMBERED)
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
-    """Decode a failure without its time, so that equal failures share one cache entry."""
+    """Decode a failure without its time.
+
+    Equal failures then share one entry of the cache.
+    """
     error, lines, _ = _texts(details)
     return Failure(reason_of(reason), deliveries, error, lines)
 
 
 def attempts(entry: bytes) -> tuple[Attempt, ...]:
-    """Decode all attempts of an entry, the newest first."""
+    """Decode all attempts of a failure entry, the newest attempt first."""
     return tuple(_attempts(entry)) if entry else ()
 
 
@@ -251,7 +260,10 @@ def _attempts(entry: bytes) -> Iterator[Attempt]:
 def _item_texts(
     items: bytes, at: int, flags: int, newer: tuple[str, str, str]
 ) -> tuple[tuple[str, str, str], int]:
-    """Return error, traceback and worker of an item, and the position after the item."""
+    """Decode the error, the traceback and the worker of one attempt.
+
+    Return these texts and the position of the next attempt.
+    """
     texts: list[str] = []
     for place, same in enumerate(_SAME):
         if flags & same:
@@ -291,7 +303,7 @@ _FOREIGN = re.compile(
 
 
 def normalised(error: str) -> str:
-    """Return an error without the parts that differ between failures with the same cause."""
+    """Remove the parts of an error that differ between failures with the same cause."""
     text = error[:NORMALISED_CHARS].partition("\n")[0]
     for pattern, instead in _RULES:
         text = pattern.sub(instead, text)

@@ -1,4 +1,4 @@
-"""Forms: how values of types that JSON lacks are written as JSON, and how they are read back.
+"""Write values of types that JSON lacks as JSON, and read them back.
 
     datetime        ISO 8601 with its offset, Z for UTC; a naive datetime has no offset
     date, time      ISO 8601
@@ -37,7 +37,9 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def to_builtins(value: Any) -> Any:
-    """Convert a value to a type of JSON. Members of the result may need the same conversion.
+    """Convert a value to a type that JSON has.
+
+    The members of a resulting list or map may need the same conversion.
 
     Raises:
         TypeError, ValueError: The value cannot be converted.
@@ -74,9 +76,11 @@ def to_builtins(value: Any) -> Any:
 
 @lru_cache(1024)
 def fields_of(kind: Any) -> list[tuple[str, str]] | None:
-    """Return (attribute, name) of each field of a dataclass or attrs class, or None for others.
+    """Return the fields of a dataclass or an attrs class, or None for other classes.
 
-    The name is the constructor's argument: attrs drops leading underscores.
+    Each field is a pair of the attribute and its name in the constructor.
+
+    The two differ in attrs, which drops leading underscores.
     """
     if dataclasses.is_dataclass(kind):
         return [(field.name, field.name) for field in dataclasses.fields(kind)]
@@ -87,12 +91,15 @@ def fields_of(kind: Any) -> list[tuple[str, str]] | None:
 
 
 def is_object(kind: Any) -> bool:
-    """Return whether a class is a model, a struct, a dataclass or an attrs class."""
+    """Return whether a class is a dataclass, an attrs class, or one of pydantic or msgspec."""
     return hasattr(kind, "model_validate") or attributes_of(kind) is not None
 
 
 def attributes_of(kind: Any) -> list[str] | None:
-    """Return the names of the attributes that are written for an object, or None for others."""
+    """Return the names of the attributes that are written for an object.
+
+    Return None for a value that is not an object with fields.
+    """
     for names in ("__struct_fields__", "__pydantic_fields__"):
         if hasattr(kind, names):
             return list(getattr(kind, names))
@@ -165,7 +172,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def json_of(value: Any) -> str:
-    """Return the JSON of a value of a supported type. NaN is allowed."""
+    """Return the JSON text of a value of a supported type. NaN is allowed."""
     return json.dumps(value, default=to_builtins)
 
 
@@ -239,7 +246,10 @@ NAMED_DEPTH = 20  # an error never names a value that is nested deeper
 
 
 def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Return the path and type of a value that cannot be written, such as `body['at']: complex`."""
+    """Find the part of a body that cannot be written.
+
+    Return its path and type, such as `body['at']: complex`.
+    """
     for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
         try:
             encode(each)

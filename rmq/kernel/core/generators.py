@@ -1,6 +1,7 @@
-"""Procedures: generators of actions, which run with or without an event loop.
+"""Run the same generator with or without an event loop.
 
-A procedure yields actions and gets their results. An error of an action is raised at its `yield`.
+Such a generator is called a procedure. It yields actions and gets their results. If an action
+fails, its error is raised at the `yield`.
 
     def _book(self, order: int) -> Procedure[bool]:
         if (yield Call(self._is_known, order)):
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 class Action(Protocol):
-    """An action of a procedure, for code with and without an event loop."""
+    """A step of a procedure that can run with or without an event loop."""
 
     def run(self) -> Any:
         """Run the action without an event loop."""
@@ -37,7 +38,10 @@ Procedure = Generator[Action, Any, T]
 
 
 class Call:
-    """An action that calls a function. In async code, an awaitable result is awaited."""
+    """Calls a function.
+
+    In an event loop, an awaitable result is awaited.
+    """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         self._function = function
@@ -71,7 +75,7 @@ def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
 
 
 async def drive_async(generator: Generator[A, Any, T], perform: Callable[[A], Awaitable[Any]]) -> T:
-    """Do the same as `drive`, with an async `perform`."""
+    """Run a generator: await `perform` for each value that it yields, and send back each result."""
     try:
         value = next(generator)
         while True:

@@ -1,4 +1,6 @@
-"""Groups of a topic: messages with the same group name, delivered in order or a few at a time.
+"""Define how a topic delivers messages of a group: in order, or a limited number at a time.
+
+Messages with the same group name form a group.
 
 `lua/lib/groups/groups.lua` implements groups. docs/decisions/0066-groups-in-lanes.md explains the
 design.
@@ -83,7 +85,7 @@ class Groups:
     to_redis = __str__
 
     def of_slot(self) -> str:
-        """Return the field `groups` of a slot's hash, which scripts read."""
+        """Return the setting `groups` in the form that scripts read from a slot's hash."""
         return f"{self.concurrency}:{self.order:d}:{self.on_dead == 'hold':d}"
 
 
@@ -140,24 +142,27 @@ def check_group(value: object, field_name: str = "group") -> str:
 
 
 def mark_of(group: str, share_key: str | None, weight: int) -> str:
-    """Return the value of the header that stores a message's group, share key and weight."""
+    """Encode a message's group, share key and weight as the value of a header."""
     if share_key is None and weight == 1:
         return group
     return f"\1{weight}\1{share_key or ''}\1{group}"
 
 
 def group_in(mark: str | None) -> str | None:
-    """Return the group of a message from the value of its header."""
+    """Return the group from the header value that `mark_of` encoded."""
     return None if mark is None else mark.rpartition("\1")[2]
 
 
 def share_in(mark: str | None) -> str | None:
-    """Return the share key in the value of a message's header, or None without a share key."""
+    """Return the share key from the header value that `mark_of` encoded, or None."""
     return mark.split("\1")[2] or None if mark and mark.startswith("\1") else None
 
 
 def weight_in(mark: str | None) -> int | None:
-    """Return the weight in the value of a message's header, or None without a group."""
+    """Return the weight from the header value that `mark_of` encoded.
+
+    Return None if the message has no group.
+    """
     if mark is None:
         return None
     return int(mark.split("\1")[1]) if mark.startswith("\1") else 1

@@ -1,19 +1,23 @@
-"""The history of a topic: samples of its counts and counters, in rings of three resolutions.
+"""Store the history of a topic as samples of its counts, and compute points of charts.
 
-A ring stores one sample for each step of time. Later samples overwrite earlier samples, so the size
-of a history is constant. A sample has counters instead of rates, so no event between two samples is
-missed. A sample has the time at which the oldest due message became due, instead of the duration of
-the wait. The samples of an idle topic are therefore equal, and one sample is enough.
+A topic has three rings of samples, with different resolutions. A ring stores one sample for each
+step of time. Later samples overwrite earlier samples, so the size of a history is constant.
+
+A sample has counters instead of rates, so no event between two samples is missed. It has the time
+at which the oldest due message became due, not how long this message has waited. So the samples of
+an idle topic are equal, and RMQ stores only one of them.
 
 A chart shows points at equal steps. A rate is the growth of a counter from one point to the next.
-Samples are rarely taken exactly at points, and the time between samples differs. A counter is
-assumed to grow evenly between two samples, so the rates of successive points, times the step, add
-up to the growth of the counter. Equal figures are sampled only every SAME_MS. When figures change,
-the previous reading is stored as well, because the growth belongs to the time after that reading.
+Samples are rarely taken exactly at points, and the time between samples differs. So a counter is
+assumed to grow evenly between two samples. The rates of successive points, times the step, then add
+up to the growth of the counter.
 
-If the newest sample shows growth, the growth after this sample is not known yet, and later points
-have no rates. If no further sample is stored in the time that `_wait_ms` returns, the counters have
-not grown. A change of the counters would have been stored as a sample.
+While figures stay equal, they are sampled only every SAME_MS. When they change, the previous
+reading is stored as well, because the growth belongs to the time after that reading.
+
+If the newest sample shows growth, the growth after it is not known yet. So later points have no
+rates. If no further sample is stored within the time that `_wait_ms` returns, the counters have not
+grown. Otherwise a sample would have been stored.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 
 
 class Ring(NamedTuple):
-    """A resolution of the history: one sample for each step, for the newest `places` steps."""
+    """Samples of one resolution: one for each step, for a fixed number of newest steps."""
 
     step_ms: int
     places: int
@@ -47,7 +51,7 @@ class Ring(NamedTuple):
         return self.step_ms * self.places
 
     def field(self, at_ms: int) -> str:
-        """Return the field of the history's hash for a time."""
+        """Return the field of the history's hash that stores the sample of a time."""
         return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
 
 
@@ -68,9 +72,10 @@ class Sample:
 
     Attributes:
         at: Time of the figures.
-        counts: Number of messages by state. Consumers may receive messages in "retries", "priority"
-            and "due". Messages in "later" have a future due time. Messages in "held" are held back
-            by a pause, a limit or a group. The other states are "in_flight" and "dead".
+        counts: Number of messages by state. Messages in the states "retries", "priority" and "due"
+            may be received now. Messages in the state "later" have a future due time. Messages in
+            the state "held" are held back by a pause, a limit or a group. The other states are
+            "in_flight" and "dead".
         late_s: How long the oldest message that consumers may receive has waited.
         rates: Events per second since the previous sample: accepted, delivered, settled, returned,
             rolled_back, dead_lettered. Empty if unknown.
@@ -93,7 +98,7 @@ class Sample:
 
 
 class Figures(NamedTuple):
-    """The counts and times of a sample in their stored form."""
+    """A sample of a topic in its stored form."""
 
     at_ms: int
     due_since_ms: int  # when the oldest due message became due; 0 if no message is due
@@ -108,7 +113,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
-    """Convert the counts of `Admin.stats` to the figures of a sample."""
+    """Convert the counts that `Admin.stats` returns to a sample."""
     late_ms = counts["late_ms"]
     return Figures(
         counts["now_ms"],
@@ -120,10 +125,10 @@ def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
 
 
 def write(figures: Figures) -> bytes:
-    """Return figures in their stored form.
+    """Encode a sample as bytes.
 
-    Lateness is stored as the number of buckets, the first bucket, and the counters of these
-    buckets; all other buckets are 0.
+    Of the histogram of lateness, only the buckets from the first to the last used bucket are
+    stored: their number, the first index, and their counters.
     """
     used = [bucket for bucket, count in enumerate(figures.lateness) if count]
     first, end = (used[0], used[-1] + 1) if used else (0, 0)
@@ -133,7 +138,7 @@ def write(figures: Figures) -> bytes:
 
 
 def read(stored: bytes) -> Figures | None:
-    """Read stored figures. Return None if this version of RMQ cannot read them."""
+    """Decode a sample. Return None if this version of RMQ cannot read it."""
     try:
         at_ms, due_since_ms, *rest = msgpack.unpackb(stored)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -147,7 +152,7 @@ def read(stored: bytes) -> Figures | None:
 
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
-    """Return the counter of each bucket, or () if the sample has no lateness."""
+    """Decode the histogram of lateness, or return () if the sample has none."""
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
@@ -158,7 +163,7 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
-    """Return the newest sample that was taken at or before a time.
+    """Return the newest sample that was taken before or at a given time.
 
     If all samples are newer, return the oldest sample. If there are no samples, return None.
     """
@@ -168,7 +173,7 @@ def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
 
 
 def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
-    """Return the names of a ring's fields for the steps between two times."""
+    """Return the hash fields of a ring's samples between two times."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
     steps = range(begin, last_ms // ring.step_ms + 1)
     return [ring.field(step * ring.step_ms) for step in steps]
@@ -187,8 +192,8 @@ def rings_for(step_ms: int) -> Sequence[Ring]:
 def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
     """Return a sample for each step between two times.
 
-    Each returned sample has the last figures before its time. If these figures are too old, the
-    step has no sample.
+    The sample of a step has the last figures before its time. If these figures are too old, the
+    step gets no sample.
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
@@ -236,7 +241,7 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 
 
 def _wait_ms(ordered: Sequence[Figures]) -> int:
-    """Return for how many ms after the newest sample its counters may change without a new sample.
+    """Return how many ms after the newest sample its counters may have changed unnoticed.
 
     The result is twice the distance of the last two samples. The result is 0 if there is only one
     sample, or if the newest sample shows no growth. Without growth, no change is expected.

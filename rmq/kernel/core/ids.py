@@ -1,4 +1,6 @@
-"""Message ids: 16 bytes, made by the producer once for each message.
+"""Make and read message ids.
+
+An id has 16 bytes. The producer makes it once for each message.
 
 Layout, big-endian, so that bytes sort by time:
 
@@ -88,7 +90,7 @@ process.call_in_child(_reseed)
 
 
 def process_bytes() -> bytes:
-    """Return the five random bytes in every id that this process makes."""
+    """Return the five random bytes that every id of this process contains."""
     return _random
 
 
@@ -140,7 +142,7 @@ class MessageId(bytes):
 
     @property
     def slot(self) -> int:
-        """The index of the slot that holds the message."""
+        """The index of the slot that stores the message."""
         return int.from_bytes(self[8:11], "big") >> 14
 
     @property
@@ -157,7 +159,7 @@ class MessageId(bytes):
     def made_at(self) -> datetime | None:
         """The time at which the id was made, by the producer's clock, accurate to a few ms.
 
-        None for a derived id.
+        The value is None for a derived id.
         """
         if self.is_derived:
             return None
@@ -166,7 +168,10 @@ class MessageId(bytes):
 
     @property
     def member(self) -> bytes:
-        """The name of the message in its slot's keys: the id without slot and check."""
+        """The name of the message in Redis.
+
+        This is the id without slot and check, because the slot's keys imply both.
+        """
         return member_of(self)
 
     def with_slot(self, slot: int, check: int) -> MessageId:
@@ -200,7 +205,7 @@ class IdRun(Sequence[MessageId]):
         return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
 
     def members(self) -> list[bytes]:
-        """Return the members (names in Redis) of all ids, without making the ids."""
+        """Return the name in Redis of each message, without making its id."""
         random = self._tail[3:]
         return [stamp.to_bytes(8, "big") + random for stamp in self._stamps]
 
@@ -208,7 +213,8 @@ class IdRun(Sequence[MessageId]):
 def join_texts(ids: bytes) -> bytes:
     """Convert concatenated ids to their concatenated text forms.
 
-    Each character position is computed for all ids at once, which is faster than id by id.
+    The characters at one position are computed for all ids at once. This is faster than one id
+    after another.
     """
     count = len(ids) // SIZE
     text = bytearray(count * TEXT_SIZE)
@@ -222,19 +228,22 @@ def join_texts(ids: bytes) -> bytes:
 
 
 def topic_check(prefix: str, topic: str) -> int:
-    """Return 14 bits of CRC-32 over prefix and topic."""
+    """Return the 14 bits in an id that show to which prefix and topic it belongs.
+
+    They are a part of a CRC-32.
+    """
     return zlib.crc32(f"{prefix}:{topic}".encode()) & 0x3FFF
 
 
 def member_of(id: bytes) -> bytes:
-    """Return the member of an id: the name of its message in the slot's sorted sets."""
+    """Return the name of a message in the sorted sets of its slot (the member), from its id."""
     return id[:8] + id[11:]
 
 
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
-    """Return the members (names in Redis) of ids.
+    """Return the members, which are the names of messages in Redis, from their ids.
 
-    The members are computed without a function call for each id, because batches are long.
+    There is no function call for each id, because batches are long.
     """
     if isinstance(ids, IdRun):
         return ids.members()
@@ -242,7 +251,9 @@ def members_of(ids: Iterable[bytes]) -> list[bytes]:
 
 
 def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
-    """Return the ids for members of a slot. An empty member stays empty.
+    """Return the ids of messages from their members, which are their names in Redis.
+
+    An empty member stays empty.
 
     The argument `middle` is `SlotKeys.middle`: the slot and the check, which members lack.
     """
@@ -250,9 +261,10 @@ def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
 
 
 def join_ids(members: bytes, middle: bytes) -> bytes:
-    """Convert concatenated members of a slot to concatenated ids (see `ids_of`).
+    """Convert concatenated members of a slot to concatenated ids, as `ids_of` does.
 
-    Each position is filled for all ids at once, which is faster than id by id.
+    The bytes at one position are copied for all ids at once. This is faster than one id after
+    another.
     """
     count = len(members) // MEMBER_SIZE
     ids = bytearray(count * SIZE)
@@ -266,7 +278,7 @@ def join_ids(members: bytes, middle: bytes) -> bytes:
 
 
 def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[MessageId]:
-    """Make ids for one slot, in growing order.
+    """Make ids for messages of one slot, each larger than the previous id.
 
     Args:
         slot: Index of the slot, 0 to 1023.
@@ -284,7 +296,7 @@ def make_one(slot: int, check: int) -> MessageId:
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
-    """Make the same ids as `make`, but make each id only when it is used."""
+    """Make ids as `make` does, but each id only when it is used."""
     stamp, tail = _next_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
@@ -310,7 +322,10 @@ def key_bytes(key: object) -> bytes:
 
 
 def derive(key: bytes, slot: int, check: int) -> MessageId:
-    """Return the id for a dedup key. In a slot of a topic, a key always gives the same id."""
+    """Return the id for a dedup key.
+
+    The same key always gives the same id in a slot of a topic.
+    """
     return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
 
 
@@ -333,6 +348,9 @@ Id = MessageId | str | bytes  # an id as callers give it
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type for an error, with a hint if it must be awaited."""
+    """Return the name of a value's type for an error.
+
+    If the value is awaitable, the result has a hint to await it.
+    """
     hint = " (await it)" if hasattr(value, "__await__") else ""
     return f"{type(value).__name__}{hint}"

@@ -1,8 +1,10 @@
-"""Interceptors are hooks around every send and run. Middleware wraps a single handler.
+"""Run user code around every send and every handler (interceptors), or one handler (middleware).
+
+The methods of an interceptor are called hooks.
 
 An error of a `before_` or `after_` hook is logged and otherwise ignored, because an interceptor
-must not be able to lose a message. An `around_` hook runs in place of the handler, so its error
-counts as an error of the handler.
+must not be able to lose a message. An `around_` hook runs instead of the handler, and usually calls
+it. So its error counts as an error of the handler.
 
 Middleware is for effects that must happen once per message, for example `rmq.idempotent`. A
 decorator attaches a middleware to a function and returns the function unchanged. When a worker runs
@@ -48,7 +50,7 @@ class Outcome(NamedTuple):
 class Interceptor:
     """Base class of interceptors. Override the hooks that you need.
 
-    On an AsyncClient and its async handlers, hooks may be `async def`. RMQ calls the hooks of one
+    For an AsyncClient and its async handlers, hooks may be `async def`. RMQ calls the hooks of one
     object from several threads.
     """
 
@@ -56,7 +58,10 @@ class Interceptor:
         """Called before a message is checked, encoded and sent. The hook may change the message."""
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> Any:
-        """Called after a send. If the send failed, `result` is the exception."""
+        """Called after a send.
+
+        If the send failed, the argument `result` is the exception.
+        """
 
     def before_handle(self, delivery: DeliveryData) -> Any:
         """Called just before a handler runs."""
@@ -72,7 +77,7 @@ class Interceptor:
         """
 
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a plain handler. `call_next(delivery)` runs the handler.
+        """Called around a handler that is not async. `call_next(delivery)` runs the handler.
 
         RMQ treats a return or an exception of this hook like a return or an exception of the
         handler. If the hook does not call `call_next`, the handler does not run. The message is
@@ -83,11 +88,11 @@ class Interceptor:
     async def around_handle_async(
         self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async handler. Does the same as `around_handle`."""
+        """Called around an async handler. It is used in the same way as `around_handle`."""
         await call_next(delivery)
 
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a plain batch handler, with the list of deliveries.
+        """Called around a batch handler that is not async, with the list of deliveries.
 
         You may call `call_next` with a part of the list. The other deliveries are settled as if the
         handler had run for them.
@@ -97,7 +102,7 @@ class Interceptor:
     async def around_batch_async(
         self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async batch handler. Does the same as `around_batch`."""
+        """Called around an async batch handler. It is used in the same way as `around_batch`."""
         await call_next(deliveries)
 
     def watch(self, worker: Any) -> None:
@@ -116,10 +121,12 @@ AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_
 
 
 class Hooks:
-    """The hooks of a list of interceptors. Hooks that are not overridden are left out.
+    """The hooks of a list of interceptors.
 
-    `before_*` hooks are in the order of the list, `after_*` hooks in reverse order. So the first
-    interceptor is the outermost.
+    Hooks that an interceptor does not override are left out.
+
+    `before_*` hooks run in the order of the list, and `after_*` hooks in reverse order. So the
+    first interceptor is the outermost.
     """
 
     __slots__ = (
@@ -149,7 +156,7 @@ class Hooks:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]
 
     def inside(self, outermost: Interceptor) -> Hooks:
-        """Return these hooks, surrounded by an interceptor that has `around_` hooks only."""
+        """Return these hooks with one more interceptor, whose `around_` hooks are outermost."""
         hooks = copy.copy(self)
         hooks.chain = (outermost, *self.chain)
         return hooks
@@ -158,8 +165,8 @@ class Hooks:
         """Return the hooks that run around a handler, outermost first.
 
         Raises:
-            InvalidType: An interceptor has `around_` hooks only for other kinds of handlers. This
-                handler would run without the interceptor.
+            InvalidType: An interceptor has `around_` hooks for other kinds of handlers, but not for
+                this kind. This handler would run without the interceptor.
         """
         name = AROUND[2 * bool(handler.batch) + handler.is_async]
         for interceptor in self.chain:
@@ -175,9 +182,9 @@ class Hooks:
         return self._overridden(name)
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
-        """Refuse async hooks with these names, because the caller cannot await hooks.
+        """Raise an error if hooks with these names are async, because the caller cannot await them.
 
-        The text in `where` names the caller for the error.
+        The argument `where` is a text that names the caller in the error.
 
         Raises:
             InvalidType: A hook is async. The error names the hook.
@@ -196,7 +203,10 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 
 
 def _check_kinds(interceptor: Interceptor) -> None:
-    """Refuse `around_` hooks that are generators, or whose name does not match async or plain."""
+    """Raise an error for a wrong kind of `around_` hook.
+
+    The hook must not be a generator. It must be async if its name ends in `_async`, and only then.
+    """
     for name in AROUND:
         hook = getattr(interceptor, name)
         if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
@@ -253,7 +263,7 @@ def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
 
 
 def log_hook_error(hook: Hook) -> None:
-    """Log that a hook raised."""
+    """Log the exception of a hook."""
     log.exception("interceptor %s raised; the message continues without it", hook.__qualname__)
 
 
@@ -279,7 +289,7 @@ class Middleware:
     """Base class of middleware, which runs around a handler. Override `run` and `run_async`.
 
     Attributes:
-        parameter: Name of the handler's parameter that this middleware fills, or "".
+        parameter: Name of the handler's parameter that gets a value from this middleware, or "".
         accepts_batches: Whether this middleware works for batch handlers.
         decorator: Name of the decorator that attaches this middleware, for error texts.
     """
@@ -289,7 +299,7 @@ class Middleware:
     accepts_batches = False
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Refuse a handler that this middleware cannot wrap.
+        """Raise an error for a handler that this middleware cannot wrap.
 
         RMQ calls this method when the handler is registered.
 
@@ -298,7 +308,10 @@ class Middleware:
         """
 
     def check_lease(self, lease_ms: int) -> None:
-        """Refuse a lease of unsuitable length. Called when the lease of the topic is known."""
+        """Raise an error if the topic's lease is too short or too long for this middleware.
+
+        RMQ calls this method when it has read the topic's settings.
+        """
 
     def check_store(self) -> None:
         """Refuse to start a worker if the middleware's store lacks something, for example a table.
@@ -310,7 +323,7 @@ class Middleware:
         """
 
     async def check_store_async(self) -> None:
-        """Do the same as `check_store`, for an async handler."""
+        """Do the same as `check_store`, if the handler is async."""
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """Run the handler by `call_next(value)`.
@@ -323,7 +336,7 @@ class Middleware:
         return True
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Do the same as `run`, for an async handler."""
+        """Do the same as `run`, if the handler is async."""
         await call_next()
         return True
 
@@ -331,11 +344,11 @@ class Middleware:
         """Called instead of the handler when another delivery has already done the work."""
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Do the same as `on_duplicate`, for an async handler."""
+        """Do the same as `on_duplicate`, if the handler is async."""
 
 
 def attach(function: F, middleware: Middleware, decorator: str) -> F:
-    """Attach a middleware to a function, outside of the middleware that the function already has.
+    """Attach a middleware to a function, around the middleware that the function already has.
 
     Returns:
         The function.
@@ -367,7 +380,7 @@ def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
 
 
 def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
-    """Return the middleware objects in a chain that override `run` or `run_async`."""
+    """Return the middleware objects of a list that override `run` or `run_async`."""
     inactive = Middleware.run, Middleware.run_async
     return tuple(each for each in chain if (type(each).run, type(each).run_async) != inactive)
 
@@ -375,7 +388,10 @@ def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
 def run_through(
     chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Any]
 ) -> bool:
-    """Call a function inside middleware. Return False if an earlier delivery did the work."""
+    """Call a function with middleware around it.
+
+    Return False if an earlier delivery did the work.
+    """
 
     def run_from(position: int, filled: dict[str, Any]) -> bool:
         if position == len(chain):
@@ -413,7 +429,10 @@ async def run_through_async(
 
 
 def mark_registered(function: Callable[..., Any]) -> None:
-    """Mark a function as a registered handler. Middleware that is attached later would not run."""
+    """Mark a function as a registered handler.
+
+    Later calls of `attach` are then refused, because the middleware would not run.
+    """
     try:
         setattr(function, _REGISTERED, True)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The JSON codec, which uses msgspec if it is installed, else the standard library.
+"""Write and read JSON with msgspec if it is installed, otherwise with the standard library.
 
 Producers with and without msgspec write the same bytes: RMQ uses msgspec only for bodies that both
 libraries write in the same way. The standard library handles all other bodies, and all errors
@@ -40,8 +40,8 @@ class StdlibJson:
     """Writes and reads JSON with the standard library.
 
     Attributes:
-        write_at_once: Fast function that writes a body. Use it only for a body that
-            `is_written_alike` accepts.
+        write_at_once: Fast function that writes a body. Use it only if `is_written_alike` is True
+            for the body.
         read_at_once: Fast function that reads JSON. It may refuse JSON that `decode` accepts.
     """
 
@@ -53,7 +53,7 @@ class StdlibJson:
         self.write_at_once, self.read_at_once = self.encode, self.decode
 
     def plain(self, value: Any) -> Any:
-        """Return the JSON form of a value. Raises TypeError or ValueError if there is none."""
+        """Return the JSON form of a value, or raise TypeError or ValueError."""
         return plain_form(value, self.write_unchecked, self._read)
 
     def encode(self, body: Any) -> bytes:
@@ -114,9 +114,9 @@ class MsgspecJson:
 def is_written_alike(body: Any) -> bool:
     """Return whether msgspec and the standard library write the same bytes for a body.
 
-    The bytes are the same for exact builtin types, and for times, ids and similar values of exact
-    types. msgspec writes infinite Decimals, time zone offsets with seconds, sets and subclasses
-    differently. It would also write NaN as null, and floats with an exponent in another style.
+    The bytes are the same for builtin types, and for dates, UUIDs and similar values, but not for
+    their subclasses. msgspec also writes infinite Decimals, time zone offsets with seconds, and
+    sets differently. It would write NaN as null, and floats with an exponent in another style.
     """
     kind = type(body)
     if kind is dict:
@@ -175,7 +175,10 @@ class JsonCodec:
         return installed()  # at the first body: `import rmq` loads no extra
 
     def encode(self, body: Any) -> bytes:
-        """Return the JSON of a body. An EncodeError names a part that has no JSON form."""
+        """Return a body as JSON.
+
+        If a part of the body has no JSON form, EncodeError is raised and names this part.
+        """
         try:
             if is_written_alike(body):
                 return self._json.write_at_once(body)
@@ -188,7 +191,10 @@ class JsonCodec:
             raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Return the body. Bytes that are not JSON raise DecodeError."""
+        """Return the body in the bytes.
+
+        If the bytes are not JSON, DecodeError is raised.
+        """
         try:
             return self._json.read_at_once(data)
         except Exception:

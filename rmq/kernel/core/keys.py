@@ -1,4 +1,4 @@
-"""Redis keys: the name of every key that RMQ uses, and the type of its value.
+"""Define the name of every Redis key that RMQ uses, and the type of its value.
 
 All keys of a slot have the hash tag `{<topic>_<index>}`, so that one script may use them all on a
 Redis Cluster. `lua/README.md` describes the keys for people.
@@ -63,7 +63,9 @@ TYPES = {
 
 
 def check_name(name: object, field: str) -> str:
-    """Return a topic name or a prefix if it has 1 to 128 characters of `A-Z a-z 0-9 . _ -`.
+    """Return the name of a topic, or a prefix of keys, if it is valid.
+
+    It must have 1 to 128 characters of `A-Z a-z 0-9 . _ -`.
 
     Raises:
         InvalidType: The name is not a str.
@@ -135,11 +137,11 @@ class SlotKeys:
 
     @property
     def channel(self) -> bytes:
-        """The prefix of this slot's shard channels."""
+        """The prefix of this slot's channels for sharded Pub/Sub."""
         return self.slot.removesuffix(b"slot") + b"wake"
 
     def id_of(self, member: bytes) -> MessageId:
-        """Return the id of the message that has this member in the sorted sets of the slot."""
+        """Return the id of a message from its name in the sorted sets of the slot."""
         return MessageId(member[:8] + self.middle + member[8:])
 
 
@@ -154,7 +156,7 @@ def history_key(prefix: str, topic: str) -> bytes:
 
 
 def sink_key(prefix: str, topic: str, query: str) -> bytes:
-    """Return the key of the hash with the published batches of a query."""
+    """Return the key of the hash that records which batches of a query were published."""
     return f"{prefix}:{{{topic}}}:sink:{query}".encode()
 
 
@@ -164,7 +166,7 @@ def topics_key(prefix: str) -> bytes:
 
 
 def scheduled_key(prefix: str) -> bytes:
-    """Return the key of the set that lists the topics with schedules."""
+    """Return the key of the set with the names of topics that have schedules."""
     return f"{prefix}:scheduled".encode()
 
 

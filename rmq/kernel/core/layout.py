@@ -1,8 +1,10 @@
-"""The slots of a resized topic: earlier numbers of slots, and slots that have to wait.
+"""Keep messages in order while a topic gets another number of slots.
 
-A resize moves no message. Old messages stay in their slots, and new messages go to the new slots. A
-slot delivers nothing while another slot has older messages that this slot's messages could
-overtake.
+A layout has the earlier numbers of slots, and the slots that have to wait.
+
+A resize does not move messages. Old messages stay in their slots, and new messages go to the new
+slots. If messages of a slot could overtake older messages of another slot, the slot delivers
+nothing until these older messages are gone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """A resize in progress.
+    """A resize of a topic that is in progress.
 
     Attributes:
         since_ms: Start of the resize, epoch ms.
@@ -32,13 +34,15 @@ class Resizing:
     pending: tuple[int, ...]
 
     def to_redis(self) -> str:
-        """Return the text for the topic's hash."""
+        """Return the resize as the text that is stored in the topic's hash."""
         return f"{self.since_ms} {self.before} {','.join(map(str, self.pending))}"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The history of a topic's slots. The current number of slots is not part of it.
+    """The earlier numbers of slots of a resized topic.
+
+    The current number of slots is not part of a layout.
 
     Attributes:
         resizes: How often the topic was resized.
@@ -46,13 +50,13 @@ class Layout:
             claims, dedup keys, merge keys and outbox stubs.
         most: Largest number of slots the topic ever had. RMQ reads all of these slots.
         resizing: The resize in progress, or None.
-        delivered_from: Delivery number after which the current slots continue to count. It is the
-            largest delivery number in the former slots that had older messages, or 0.
-        dealt: Number of messages that waited in each slot when `max_length` was last divided. Empty
-            if the topic had no `max_length` at that time.
-        numbers: Every number of slots that the topic has had. For each of these numbers, the name
-            of a group selects one slot. The group may have messages in all slots selected in this
-            way.
+        delivered_from: Delivery number from which the current slots count on, so that numbers never
+            repeat. It is the largest delivery number in former slots that had older messages, or 0.
+        dealt: Number of messages that waited in each slot when `max_length` was last divided among
+            the slots. Empty if the topic had no `max_length` at that time.
+        numbers: Every number of slots that the topic has had. The name of a group selects one slot
+            for each of these numbers. The group may have messages in each slot that was selected
+            so.
     """
 
     resizes: int
@@ -102,10 +106,10 @@ class Layout:
         return 1 + ceil(rest * after) - ceil(rest * before)
 
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
-        """Return how many messages may wait in a slot of a resized topic with a `max_length`.
+        """Return how many messages may wait in a slot of a resized topic.
 
-        The result is rounded up, so that a slot without messages has room for one message. 0 means
-        no limit.
+        The setting `max_length` is divided among the slots. The result is rounded up, so that a
+        slot without messages has room for one message. The result is 0 if there is no limit.
         """
         if not max_length:
             return 0
@@ -116,9 +120,9 @@ class Layout:
         return dealt + ceil(free * self.part(slot, slots)) or 1
 
     def to_redis(self) -> dict[str, str]:
-        """Return the fields for the topic's hash.
+        """Return the layout as fields of the topic's hash.
 
-        Fields with an empty text must be removed from the hash.
+        The caller must remove fields with an empty text from the hash.
         """
         return {
             "layout": f"{self.resizes} {self.first} {self.most} {','.join(map(str, self.numbers))}",

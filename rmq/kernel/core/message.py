@@ -1,4 +1,4 @@
-"""Messages as callers see them: Outgoing, SendResult, Receipt and Message. Names of queues."""
+"""Define messages as callers see them: Outgoing, SendResult, Receipt and Message."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class Outgoing:
     Args:
         body: Any value that the topic's codec can write.
         priority: 17 to 1 048 575. A larger priority is delivered first. Default: the topic's
-            `default_priority`, or no priority for a message with `delay` or `at`.
-        delay: Time until the message is due, seconds or timedelta. With 0 it is due at once.
+            `default_priority`. A message with `delay` or `at` has no priority by default.
+        delay: Time until the message is due, seconds or timedelta. 0 makes the message due at once.
         at: Due time: an aware datetime, or epoch ms. Not together with `delay`. A message with a
             past time is due at once. A time more than a year ago is refused as a mistake.
         merge_key: Waiting messages with the same key become one message. Needs `time_range`.
-        time_range: How long a merging message waits for others, seconds or timedelta.
-        merge: Which body is kept: "first", "last", or "collect" (all bodies, as a list). A list is
+        time_range: How long a message with a merge key waits for other messages, seconds or
+            timedelta.
+        merge: Body that is kept: "first", "last", or "collect" (a list of all bodies). A list is
             full at 256 KiB, or at `max_body` if that is less. The next body then starts a new list.
             Every merge writes the whole list again, so appending to a full list costs Redis ten
             times as much as starting a list. A smaller `max_body` limits that cost.
@@ -59,10 +60,10 @@ class Outgoing:
             send with a `durability`.
         dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from it.
             While a message with this key is stored, a second send is a "duplicate": RMQ stores
-            nothing, and the result has the id of the first message. After the message is settled,
-            this remains so for the topic's `dedup_window`. The key selects the slot, unless you
-            give a `slot_basis`. If you give a `slot_basis`, always give the same `slot_basis` with
-            the same key. Not with `id` or `merge_key`.
+            nothing, and the result has the id of the first message. A send is also a duplicate for
+            the topic's `dedup_window` after the first message was settled. The key selects the
+            slot, unless you give a `slot_basis`. Always give the same `slot_basis` with the same
+            key. Not with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
         type: Message type by which a worker chooses the handler: 1 to 128 characters of A-Z a-z 0-9
@@ -113,7 +114,7 @@ _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
-    """Raise InvalidType for an unknown send option. The error suggests the right option."""
+    """Raise InvalidType for an unknown send option, and suggest an option with a similar name."""
     name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
     near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
@@ -126,8 +127,8 @@ class SendResult(NamedTuple):
     Attributes:
         id: Id of the sent message. You need it to repeat the send, and to cancel or get the
             message.
-        status: "stored", "merged" (into the waiting message `into`), or "duplicate" (the message
-            was sent before, and nothing was stored).
+        status: "stored", or "merged" (into the waiting message whose id is `into`), or "duplicate"
+            (the message was sent before, and nothing was stored).
         slot: Index of the message's slot.
         offset: Number of the message among all messages that the slot has accepted. If nothing was
             stored, this is the number of the slot's newest message.
@@ -144,13 +145,16 @@ class SendResult(NamedTuple):
 
     @property
     def message_id(self) -> MessageId:
-        """The id of the stored message: `into` after a merge, otherwise `id`."""
+        """The id of the stored message: `into` if the message was merged, otherwise `id`."""
         return self.into or self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The proof of one delivery of a message. `str()` writes it as text, and `parse` reads it."""
+    """The proof of one delivery of a message.
+
+    `str()` returns a receipt as text, and `parse` reads this text.
+    """
 
     id: MessageId
     score: float
@@ -182,9 +186,10 @@ class Receipt:
 
     @property
     def deadline(self) -> datetime | None:
-        """The time at which the lease ends, by the server's clock, or None for a worker's delivery.
+        """The time at which the lease ends, by the server's clock.
 
-        A worker's delivery has a shared lease. `Delivery.deadline` shows its end.
+        None for a worker's delivery, because it has a shared lease. Its end is in
+        `Delivery.deadline`.
         """
         return None if shared_lease(self.score) else moment(receipt_deadline_ms(self.score))
 
@@ -200,7 +205,7 @@ class Message:
 
     Attributes:
         id: Message id.
-        queue: "store" (waiting), "prepare" (in flight) or "dead".
+        queue: Queue that has the message: "store" (waiting), "prepare" (in flight) or "dead".
         slot: Index of the message's slot.
         offset: Number of the message among all messages that the slot has accepted.
         body: The decoded body, or raw bytes if it cannot be decoded (see `unreadable`).
@@ -210,7 +215,7 @@ class Message:
         merge_key: Merge key, or None.
         headers: The message's headers.
         deliveries: How often the message was delivered to a consumer.
-        deadline: End of the lease of a message in flight. None if a query holds the message, or if
+        deadline: End of the lease of a message in flight. None if a query has the message, or if
             the worker's shared lease has ended.
         died: Time at which the message became a dead letter, or None.
         failure: Last failure, or None.
@@ -251,20 +256,23 @@ class Message:
 
         The attempts are decoded at each access.
 
-        Attempts before a redrive are included. RMQ keeps at most 51 attempts, and at most 8 KiB of
-        attempts before the last. If the oldest attempt has a `number` above 1, older attempts were
-        dropped.
+        Attempts before a redrive are included. RMQ keeps the last attempt, and up to 50 earlier
+        attempts with at most 8 KiB in total. If the `number` of the oldest attempt in the list is
+        above 1, RMQ has dropped older attempts.
         """
         return failure_entries.attempts(self.failure_entry)
 
     @property
     def held(self) -> bool:
-        """Whether the message waits for messages of its group, or because its group is stopped."""
+        """Whether the message must wait for messages of its group, or for a stopped group."""
         return self.queue == "store" and self.score < 0
 
     @property
     def held_by_query(self) -> bool:
-        """Whether a query, such as Spark's, holds the message under the query's own lease."""
+        """Whether the message is in flight for a query, such as Spark's.
+
+        It is then under the query's own lease.
+        """
         return self.queue == "prepare" and self.score >= HELD_MIN
 
 
@@ -286,10 +294,12 @@ _NAMES: dict[str, QueueName] = {
 
 
 def parse_queue(text: object, field: str = "queue") -> QueueName:
-    """Return the queue that a text names. "in flight" may have - or _ in place of the space.
+    """Return the queue for a name that a user has written.
+
+    The name "in flight" may have - or _ instead of the space.
 
     Raises:
-        InvalidValue: The text names no queue.
+        InvalidValue: No queue has this name.
     """
     if isinstance(text, str):
         name = _NAMES.get(text.lower().replace("-", " ").replace("_", " "))

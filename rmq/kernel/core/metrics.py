@@ -1,11 +1,14 @@
-"""Every metric and every log event of RMQ: names, kinds, labels and units.
+"""Define every metric and every log event of RMQ: names, kinds, labels and units.
 
-The interceptors in `rmq.interceptors` emit them. A label has few values, and never a message id.
+Count how late messages are delivered.
 
-The lateness of a message is the time from its due time to its delivery, and is counted in buckets.
-Each consumer counts its own deliveries. Every few seconds, it adds these counts to the counts of
-the topic. Only first attempts count, because a message does not store the due time of its retry.
-The function `lateness_s` measures a longer time, until the handler begins.
+The interceptors in `rmq.interceptors` emit the metrics and the events. A label has few values, and
+never a message id.
+
+The lateness of a message is the time from its due time to its delivery. Each consumer counts its
+deliveries in buckets of lateness. Every few seconds, it adds these counts to the counts of the
+topic. Only first attempts are counted, because the due time of a retry is not stored. The function
+`lateness_s` measures a longer time: from the due time until the handler begins.
 """
 
 from __future__ import annotations
@@ -22,14 +25,19 @@ NONE: Counts = (0,) * BUCKETS
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Add up the counts of several slots. Missing buckets count as 0."""
+    """Add up the counts of several slots, bucket by bucket.
+
+    Missing buckets count as 0.
+    """
     return tuple(map(sum, zip(*(_filled(each) for each in counts), strict=True))) or NONE
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """Return the increase between two readings. The result is empty if a reading is unknown.
+    """Return how much each bucket has grown between two readings.
 
-    The increase is 0 if the counters were reset between the readings.
+    The result is empty if a reading is unknown.
+
+    The growth is 0 if the counters were reset between the readings.
     """
     if not now or not before:
         return ()
@@ -37,7 +45,9 @@ def growth(now: Counts, before: Counts) -> Counts:
 
 
 def percentile_s(counts: Counts, share: float) -> float | None:
-    """Return the lateness that a share of the deliveries did not exceed, in seconds.
+    """Return a percentile of lateness, in seconds.
+
+    A given share of the deliveries was not later than this.
 
     The result is interpolated within the bucket of the true value. If the true value is in the last
     bucket, the result is the lower bound of this bucket.
@@ -60,7 +70,7 @@ def percentile_s(counts: Counts, share: float) -> float | None:
 
 
 def read(stored: bytes) -> Counts:
-    """Read the counts that a slot stores as text.
+    """Read the counts of late messages that a slot stores as text.
 
     The result is empty if the slot has no counts.
     """
@@ -87,13 +97,13 @@ LABELS = {
 
 
 class Metric(NamedTuple):
-    """A metric: its name, kind, unit, labels and explanation.
+    """The definition of a metric.
 
     Attributes:
         name: Name under which the metric is exposed.
         kind: "counter" (only grows), "gauge" (goes up and down) or "histogram" (has buckets).
         unit: Unit of the value.
-        labels: Keys of LABELS.
+        labels: Names of its labels, which `LABELS` explains.
         help: Explanation in one line.
         buckets: Upper bounds of a histogram's buckets, in its unit.
     """
@@ -107,7 +117,7 @@ class Metric(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A log event, on the logger `rmq.messages`.
+    """The definition of a log event, which the logger `rmq.messages` emits.
 
     Attributes:
         name: Value of the field `event` of the log record.
@@ -348,8 +358,8 @@ def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float 
         due_ms: Due time, epoch ms by the server's clock, or 0 if the message was due when it was
             sent.
         made_ms: Time of the send, epoch ms by the sender's clock. It is used if `due_ms` is 0.
-        now_ms: Current time, epoch ms by this machine's clock. A difference of clocks shifts the
-            result, which is never below 0.
+        now_ms: Current time, epoch ms by this machine's clock. If the clocks differ, the result is
+            wrong by the difference, but never below 0.
     """
     if attempt != 1:
         return None

@@ -1,11 +1,13 @@
-"""Bodies in a store outside of Redis, and references to these bodies.
+"""Store large bodies outside of Redis, and refer to them in messages.
+
+The body in a message is then a reference:
 
     1 byte      0x43: the body is an object, in the format of `Compressed`
     the rest    msgpack: store, name, bytes, SHA-256 of the object
 
-The name is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written twice.
-References come from Redis, where other programs may write. A process therefore uses only the stores
-in its own configuration. Calls of a store block, so flows run these calls in a thread.
+The name of an object is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written
+twice. References come from Redis, where other programs may write. So a process uses only the stores
+in its own configuration. Calls of a store block, so they run in a thread.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ U = TypeVar("U")
 
 
 class Reference(NamedTuple):
-    """The part of a record that replaces an offloaded body."""
+    """The bytes in a stored message that say where its body is: store, name, size and SHA-256."""
 
     store: str
     name: str
@@ -73,7 +75,7 @@ class Reference(NamedTuple):
 
 
 def not_read(packed: bytes) -> DecodeError:
-    """Return the error for a body that is still in its store."""
+    """Return the error for a body that was not read from its object store."""
     reference = Reference.read(packed)
     error = DecodeError(f"{reference.described}, is in a store (rmq.Offloaded)")
     error.reference = reference
@@ -152,7 +154,9 @@ _of_environment: dict[str, Store] = {}
 
 
 def open_store(url: str) -> Store:
-    """Open a store. This process may read its objects as long as it keeps the returned store.
+    """Open a store for objects.
+
+    This process may read objects of the store as long as it keeps the returned value.
 
     Raises:
         InvalidValue, ConfigurationError: The URL is not valid, or a package is missing.
@@ -204,7 +208,7 @@ def _each(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 
 def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
-    """Write all objects. If an object cannot be written, remove the others.
+    """Write objects. If one of them cannot be written, remove all others.
 
     Raises:
         StoreUnavailable: The store refused an object.
@@ -229,7 +233,7 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
 def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
     """Read objects. Return an error for each object that is unreadable or too large.
 
-    The largest allowed size of an object is `limit`, in bytes.
+    An object is too large if it has more bytes than `limit`.
     """
 
     def read(reference: Reference) -> bytes | DecodeError:
@@ -252,7 +256,10 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
 
 
 def remove_all(references: Sequence[Reference]) -> list[str]:
-    """Remove objects. Return a text for each object: an error if the object remains, or ''."""
+    """Remove objects. Return a text for each object.
+
+    The text is '' if the object was removed, otherwise an error.
+    """
 
     def remove(reference: Reference) -> str:
         try:

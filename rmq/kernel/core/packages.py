@@ -1,4 +1,4 @@
-"""Optional packages, imported when they are first needed, and RMQ's own version.
+"""Import optional packages when they are first needed, and find RMQ's own version.
 
 If a package is missing, the error names the extra to install.
 """
@@ -12,7 +12,10 @@ from rmq.errors import ConfigurationError
 
 
 def install(*extras: str) -> str:
-    """Return the command that installs extras from a checkout. RMQ is in no package index."""
+    """Return the command that installs extras of RMQ.
+
+    It installs from a checkout, because RMQ is not in a package index.
+    """
     return f'pip install ".[{",".join(extras)}]" in a checkout of RMQ'
 
 
@@ -36,7 +39,7 @@ def load(module: str, extra: str, feature: str) -> Any:
 
 
 def entry_points(group: str) -> list[Any]:
-    """Return the entry points of installed packages in a group."""
+    """Return the entry points that installed packages define for a group name."""
     return list(importlib.import_module("importlib.metadata").entry_points(group=group))
 
 

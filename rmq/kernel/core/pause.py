@@ -1,4 +1,4 @@
-"""The pauses of a topic: their start, author and reason, and their text in Redis."""
+"""Read and check the pauses of a topic, which have a start, an author and a reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Pause(NamedTuple):
 
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
-    """Return the pause of receives or of sends from a topic's hash, or None if there is none."""
+    """Read the pause of receives or of sends from a topic's hash.
+
+    Return None if there is no pause.
+    """
     field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None
@@ -49,10 +52,10 @@ def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
 
 
 def verbs_of(value: object) -> tuple[Verb, ...]:
-    """Return the verbs that a value names: "receive", "send" or "both".
+    """Return the verbs to pause for the argument "receive", "send" or "both".
 
     Raises:
-        InvalidValue: The value is none of these.
+        InvalidValue: The argument has another value.
     """
     if value == "both":
         return VERBS
@@ -76,7 +79,7 @@ def check_text(value: object, field: str) -> str:
 
 
 def who(by: str | None) -> str:
-    """Return the name of an author for the audit trail.
+    """Return the name of the person who acts, for the audit trail.
 
     If `by` is None, the name is user@host.
 

@@ -1,4 +1,7 @@
-"""Permits for a limited number of callers. A permit is free again when its caller is gone."""
+"""Limit the number of threads or tasks that do something at the same time.
+
+Each has a permit. A permit is free again when its owner is gone, however it ended.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ class Permit:
     """A permit, in use until `free` is called or until Python frees this object.
 
     Attributes:
-        thread: The thread that uses the permit, or 0 if none does.
+        thread: Id of the thread that uses the permit, or 0 if no thread uses it.
     """
 
     __slots__ = ("__weakref__", "_idle", "thread")
@@ -22,7 +25,7 @@ class Permit:
         self._idle: deque[Permit] = deque() if idle is None else idle
 
     def free(self) -> None:
-        """Free the permit, once for each `acquire`. Do not use this object afterwards.
+        """Free the permit. Call this once for each `acquire`, and do not use the object afterwards.
 
         The next caller gets the same object. If this object is still in a stack frame that an
         exception refers to, the permit stays in use.
@@ -67,7 +70,7 @@ class Permits:
         return self._make()  # outside of the `except`, because the error would keep this frame
 
     def _make(self) -> Permit | None:
-        """Make a permit in a free position, or return None."""
+        """Make a new permit, or return None if the number of permits is reached."""
         permit, made = Permit(threading.get_ident(), self._idle), self._made
         for number in range(self.size):
             if number not in made:

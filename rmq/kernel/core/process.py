@@ -1,4 +1,7 @@
-"""Forks: a child must not use the connections and replay sessions of its parent."""
+"""Run functions in forked children.
+
+A child must not use the connections and replay sessions of its parent.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ generation = 0  # number of forks between this process and the process that impo
 
 
 def call_in_child(function: Callable[[], None]) -> None:
-    """Register a function to call in every child that is forked later."""
+    """Register a function that is called in every child process forked later."""
     if FORKS:
         os.register_at_fork(after_in_child=function)
 

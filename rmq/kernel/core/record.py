@@ -1,4 +1,4 @@
-"""Records: messages as Redis stores them, an envelope and a body.
+"""Write and read records, which are messages as Redis stores them.
 
     byte 1      codec * 32 + flags; flag 8 without flag 4 means a large body (lua/README.md)
     bytes 2-4   priority, or 0 for a timed message without a priority
@@ -58,17 +58,23 @@ def reference(size: int, random: bytes) -> bytes:
 
 
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
-    """Return a record's head with the flag for a large body, and the reference to the body."""
+    """Replace a large body by a reference.
+
+    Return the record's head with the flag for a large body, and the reference.
+    """
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
 def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Return head and rest of a record, with the body in place of its reference."""
+    """Replace the reference in a record by the body.
+
+    Return the record's head without the flag for a large body, and the rest.
+    """
     return bytes((head[0] & ~LARGE,)) + head[1:], rest[:-REFERENCE] + body
 
 
 def name_of(member: bytes, record: bytes) -> bytes:
-    """Return the field name of the large body that a record refers to.
+    """Return the hash field that has the large body of a record.
 
     Only the last bytes of the record are needed.
     """
@@ -76,17 +82,17 @@ def name_of(member: bytes, record: bytes) -> bytes:
 
 
 def size_of(record: bytes) -> int:
-    """Return the size of the body that a record refers to."""
+    """Return the size of the large body that a record refers to, in bytes."""
     return int.from_bytes(record[-REFERENCE:-RANDOM], "big")
 
 
 def with_body(record: bytes, body: bytes) -> bytes:
-    """Return a record with its large body inserted."""
+    """Return a record with its large body instead of the reference."""
     return bytes((record[0] & ~LARGE,)) + record[1:-REFERENCE] + body
 
 
 def positions(records: Sequence[bytes]) -> list[int]:
-    """Return the positions of records that refer to large bodies."""
+    """Return the positions in a list of those records that refer to large bodies."""
     return [at for at, record in enumerate(records) if record and record[0] & KIND == LARGE]
 
 
@@ -116,7 +122,7 @@ def head(codec: int, flags: int, priority: int) -> bytes:
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Return the data with its length in two bytes before it."""
+    """Return the data, preceded by their length in two bytes."""
     return len(data).to_bytes(2, "big") + data
 
 
@@ -129,7 +135,9 @@ def envelope(
     merge_key: str = "",
     collects: bool = False,
 ) -> tuple[bytes, bytes]:
-    """Return the head of a record, and the bytes between its acceptance number and its body.
+    """Build the beginning of a record.
+
+    Return its head, and the bytes between its acceptance number and its body.
 
     Args:
         codec: Number of the body's codec.
@@ -152,7 +160,10 @@ def envelope(
 
 
 def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
-    """Add headers, a msgpack map, to the head and the envelope of a record without headers."""
+    """Add headers to the beginning of a record without headers.
+
+    The headers are a msgpack map. Return the new head and the new envelope.
+    """
     return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
 
 
@@ -175,7 +186,9 @@ class Record(NamedTuple):
 
 
 def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
-    """Return due ms, expiry ms, merge key, headers, and the position of the body.
+    """Read the fields before the body of a record.
+
+    Return due time and expiry in ms, merge key, headers, and the position of the body.
 
     Raises:
         DecodeError: The bytes are cut short, or their headers cannot be read.
@@ -223,9 +236,9 @@ def read(data: bytes) -> Record:
 
 
 def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple[bytes, bytes]:
-    """Return a record for another topic, with other headers.
+    """Build the record of a message that moves to another topic, with other headers.
 
-    The result is the head of the record, and all its bytes from byte 9 on.
+    Return the head of the new record, and all its bytes from byte 9 on.
 
     Body, codec, priority and merge key are unchanged. The message is due at once.
 
@@ -251,9 +264,11 @@ def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple
 
 
 def merge_key_of_type(key: str, message_type: str | None) -> str:
-    """Return a merge key as it is stored. Messages of different types do not merge.
+    """Return a merge key in the form that is stored.
 
-    The stored key therefore contains the type. A caller's key cannot begin with NUL.
+    This form contains the message type, so that messages of different types do not merge.
+
+    The caller's own key must not begin with NUL.
     """
     return key if message_type is None else f"\0{message_type}\0{key}"
 
@@ -281,7 +296,7 @@ def _headers_at(data: bytes) -> int:
 
 
 def _first_header_at(data: bytes) -> int:
-    """Return the position of the first header, behind the sizes of the headers and of their map."""
+    """Return the position of the first header, after the two sizes that precede it."""
     at = _headers_at(data)
     return at + (5 if data[at + 2 : at + 3] == b"\xde" else 3)
 
@@ -292,9 +307,9 @@ def type_of(data: bytes) -> str | None:
 
 
 def check_body(flags: int) -> None:
-    """Refuse a record whose large body was not found.
+    """Raise an error for a record whose large body was not found.
 
-    The flags of such a record still show a large body.
+    Such a record still has the flag for a large body.
 
     Raises:
         DecodeError: The record refers to a large body.
@@ -332,7 +347,7 @@ def keep_of(data: bytes) -> int:
 
 
 def collected_bodies(body: bytes) -> list[bytes]:
-    """Return the bodies of a message that collects several bodies, oldest first.
+    """Split the body of a message that collects several bodies. Return them, oldest first.
 
     Raises:
         DecodeError: The list is cut short.
@@ -348,7 +363,9 @@ def collected_bodies(body: bytes) -> list[bytes]:
 
 
 def offset_of(offset_low: int, newest: int) -> int:
-    """Compute an acceptance number from its low 32 bits and the newest number of the slot.
+    """Return the full acceptance number for its low 32 bits.
+
+    The number is computed with the newest acceptance number of the slot.
 
     The result is exact if the slot accepted less than 2^32 messages after this message.
     """
@@ -373,14 +390,14 @@ def user_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 def marks(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers that RMQ itself added to the sender's headers."""
+    """Return the headers that RMQ itself added to a message."""
     return {name: text for name, text in headers.items() if name.startswith(RESERVED)}
 
 
 def is_bare(first: int) -> bool:
-    """Return whether a record has only BARE bytes before an uncompressed body.
+    """Return whether a record consists of the shortest head and an uncompressed body.
 
-    The argument is the record's first byte.
+    The argument is the record's first byte. The shortest head has BARE bytes.
     """
     return not first & 31 and first >> 5 != Compressed.number
 
@@ -388,8 +405,8 @@ def is_bare(first: int) -> bool:
 def value_of(data: bytes | Record) -> bytes:
     """Return the body of a record as its codec wrote it, decompressed.
 
-    If the message collects several bodies, return the list of its bodies: in JSON if all of them
-    are JSON, otherwise in msgpack.
+    If the message collects several bodies, the result is a list of them. The list is in JSON if all
+    bodies are JSON, and otherwise in msgpack.
 
     Raises:
         DecodeError: The record is cut short, or cannot be decompressed.
@@ -419,10 +436,11 @@ def bodies_of(record: Record) -> list[bytes]:
 
 
 def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
-    """Return the decompressed bodies of a record, each with the number of its codec.
+    """Decompress the first bytes of a record's bodies.
 
-    The argument `most` is the largest number of bytes to decompress. The second value of the result
-    is False if the record has more bytes.
+    Return the bodies, each with the number of its codec, and whether they are complete.
+
+    The argument `most` is the largest number of bytes to decompress.
 
     Raises:
         DecodeError: A body is missing, cut short, or damaged within these bytes.

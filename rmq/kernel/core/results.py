@@ -1,4 +1,7 @@
-"""Results: how long the outcome of a message is kept, and the header that asks for it."""
+"""Ask RMQ to keep the result of a message.
+
+A result says how a message ended. A header of the message says how long it is kept.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ VALUE_BYTES = 256 * 1024  # largest encoded value of a handler
 
 
 def keep_seconds(value: object, field: str = "keep_result") -> int:
-    """Return the time for which a result is kept, in whole seconds, rounded up.
+    """Convert the time for which a result is kept to whole seconds, rounded up.
 
     Raises:
         InvalidType, InvalidValue: The time is not a duration, or is not 1 s to 30 days.
@@ -26,8 +29,8 @@ def keep_seconds(value: object, field: str = "keep_result") -> int:
 class Results:
     """Keeps the result of each message that this program sends to a topic.
 
-    A result says how the message ended, and has the return value of its handler. This is an option
-    of your program's topic object, like `codec`. Redis does not store it with the topic.
+    A result says how the message ended, and has the return value of its handler. Give this object
+    to your program's topic, like the option `codec`. Redis does not store it with the topic.
 
     Args:
         keep: How long a result is kept after the message has ended, seconds or timedelta, 1 s to 30
@@ -37,7 +40,7 @@ class Results:
     keep: Duration = 3600
 
     def __post_init__(self) -> None:
-        """Check the time."""
+        """Check that the time is a duration of 1 s to 30 days."""
         keep_seconds(self.keep, "results.keep")
 
     @property

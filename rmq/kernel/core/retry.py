@@ -1,4 +1,4 @@
-"""Retry policies: how long a failed message waits before it may be delivered again.
+"""Define retry policies, which say how long a failed message waits before the next delivery.
 
 A policy is stored as a ladder and a jitter. The ladder is a list with the longest wait before each
 retry, in ms. The jitter is the share of a wait that is drawn at random. The topic's policy is
@@ -33,7 +33,7 @@ def _share(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Waits that double with each retry, from `base` up to `cap`.
+    """A retry policy whose waits double with each retry, up to a longest wait.
 
     Args:
         base: First wait, seconds or timedelta.
@@ -56,14 +56,16 @@ class Exponential:
         return tuple(min(cap, base << n) for n in range(retries))
 
     def to_redis(self) -> str:
-        """Return the policy as its text in Redis."""
+        """Return the policy as the text that Redis stores."""
         base, cap = duration_ms(self.base, "base"), duration_ms(self.cap, "cap")
         return f"exponential:{base}:{cap}:{round(self.jitter * 100)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Waits from a list, one for each retry. Further retries use the last wait.
+    """A retry policy with a list of waits, one for each retry.
+
+    Further retries use the last wait.
 
     Args:
         waits: 1 to 16 waits, seconds or timedeltas.
@@ -87,14 +89,16 @@ class Levels:
         return tuple(waits[min(n, len(waits) - 1)] for n in range(retries))
 
     def to_redis(self) -> str:
-        """Return the policy as its text in Redis."""
+        """Return the policy as the text that Redis stores."""
         waits = ",".join(str(duration_ms(wait, "waits")) for wait in self.waits)
         return f"levels:{waits}:{round(self.jitter * 100)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """No wait: the message may be delivered again at once. The word "immediate" is the same policy.
+    """A retry policy without a wait: the message may be delivered again at once.
+
+    The word "immediate" names the same policy.
 
     An immediate retry loses its priority and sorts after all prioritized messages. One receive in
     five takes such retries first. A retry that waits at least 1 ms keeps its priority.
@@ -107,12 +111,15 @@ class Immediate:
         return (0,) * retries
 
     def to_redis(self) -> str:
-        """Return the policy as its text in Redis."""
+        """Return the policy as the text that Redis stores."""
         return "immediate"
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """Draw the wait in ms after a failed attempt. The first delivery is attempt 1."""
+    """Draw a random wait after a failed attempt, in ms, as the policy says.
+
+    The first delivery is attempt 1.
+    """
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
 
@@ -162,7 +169,7 @@ def parse_policy(value: object) -> Policy:
 
 
 def describe(policy: Policy) -> str:
-    """Return the text of a policy that `parse_policy` reads."""
+    """Return a policy as the text that `parse_policy` reads."""
     if isinstance(policy, Exponential):
         base, cap = format_duration(policy.base), format_duration(policy.cap)
         return f"exponential:{base}:{cap}:{policy.jitter:g}"
@@ -173,7 +180,10 @@ def describe(policy: Policy) -> str:
 
 
 def from_redis(text: str) -> Policy:
-    """Read a policy from its text in Redis, with durations in ms and jitter in percent."""
+    """Read a policy from the text that Redis stores.
+
+    The text has durations in ms and the jitter in percent.
+    """
     kind, *rest = text.split(":")
     if kind in _WORDS and not rest:
         return _WORDS[kind]

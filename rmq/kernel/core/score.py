@@ -1,4 +1,7 @@
-"""Scores of messages in sorted sets: the kinds of waiting messages, and the fields of a receipt.
+"""Read and write the scores that messages have in sorted sets.
+
+The score of a waiting message shows its kind, and the score of a message in flight is part of its
+receipt.
 
 `lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
 `lua/lib/leases/receipt.lua` make the scores. `lua/README.md`, "Scores", describes them. A family is
@@ -32,7 +35,7 @@ Family = Literal["held", "retry", "priority", "timed"]
 
 
 def family(score: float) -> Family:
-    """Return the family of a StoreQueue score: the kind of the waiting message."""
+    """Return the kind of a waiting message from its score in the StoreQueue."""
     if score < 0:
         return "held"  # waits in its group's lane: lua/lib/groups/groups.lua
     if score < PRIORITY_MIN:
@@ -41,32 +44,38 @@ def family(score: float) -> Family:
 
 
 def lane_of(score: float) -> int:
-    """Return the lane of a held message from its score. A lane is a number for a group."""
+    """Return the number of the group of a held message from the message's score.
+
+    Scripts call this number a lane.
+    """
     part, exponent = math.frexp(-score)
     return (exponent - 1) * 2048 + int((2 * part - 1) * 2048)
 
 
 def lane_range(lane: int) -> tuple[str, str]:
-    """Return the smallest and the largest score of a lane, which holds the messages of a group."""
+    """Return the smallest and the largest score of a group's held messages.
+
+    The argument is the group's number, which scripts call a lane.
+    """
     largest = math.ldexp(2048 + lane % 2048, lane // 2048 - 11)
     end = math.ldexp(2049 + lane % 2048, lane // 2048 - 11)
     return f"({-end:.17g}", f"{-largest:.17g}"
 
 
 def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
-    """Return the PrepareQueue score of a delivery, which identifies its lease."""
+    """Return the score that identifies the lease of a delivery in the PrepareQueue."""
     return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE
 
 
 def receipt_deadline_ms(score: float) -> int:
-    """Return the time when the lease ends, epoch ms by the server's clock."""
+    """Return when the lease of a receipt ends, in epoch ms by the server's clock."""
     return int(score // 1000) * 1000
 
 
 def shared_lease(score: float) -> int:
     """Return the number of a receipt's shared lease, or 0 if the receipt has its own deadline.
 
-    Also returns 0 for a message that a query holds.
+    The result is also 0 for a message that is in flight for a query.
     """
     return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
 
@@ -78,7 +87,7 @@ def lease_range(number: int) -> tuple[str, str]:
 
 
 def receipt_retries_left(score: float) -> int:
-    """Return the number of retries left after this delivery."""
+    """Return how many retries are left after the delivery of a receipt."""
     return int(math.fmod(score, 1000))
 
 

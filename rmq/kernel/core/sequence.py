@@ -1,9 +1,11 @@
-"""Numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
+"""Number the messages of a producer, so that an audit can find lost messages.
+
+Each producer counts 1, 2, 3, ... in every slot.
 
 A producer is one client in one process. After a fork or a restart, the client is a new producer. A
-number is complete when the message with this number was accepted, or when it is certain that no
-message has this number. For each slot, the producer stores the largest number up to which all
-numbers are complete. The producer regularly reports this number to Redis.
+number is complete when its message was accepted, or when it is certain that no message has this
+number. For each slot, the producer stores the largest number up to which all numbers are complete.
+The producer regularly reports this number to Redis.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
 
 
 class Report(NamedTuple):
-    """A report to Redis about the numbers of one slot.
+    """A report to Redis about the message numbers of one producer in one slot.
 
     Attributes:
         old: Value of `sent` in the previous report.
@@ -45,7 +47,7 @@ class Report(NamedTuple):
 
 
 class SlotSequence:
-    """The sequence numbers of one producer in one slot.
+    """The message numbers of one producer in one slot.
 
     Attributes:
         complete: Number up to which all numbers are complete.
@@ -70,7 +72,7 @@ class SlotSequence:
         self._lock = threading.Lock()
 
     def next_number(self) -> int:
-        """Return the next number."""
+        """Return the next number for a message."""
         with self._lock:
             number = self._next
             self._next = number + 1
@@ -107,7 +109,10 @@ class SlotSequence:
             return Report(self.reported, sent, validation.from_numbers(unused), unused)
 
     def confirm(self, report: Report) -> None:
-        """Record that Redis has stored a report."""
+        """Record that Redis has stored a report.
+
+        Its numbers are not reported again.
+        """
         with self._lock:
             self.reported = max(self.reported, report.sent)
             self._unused.difference_update(report.unused)
@@ -115,7 +120,7 @@ class SlotSequence:
 
 
 class ProducerSequence:
-    """The sequence numbers of one client, in all slots."""
+    """The message numbers of one client, in all slots."""
 
     def __init__(self) -> None:
         self.is_denied = False  # whether it was logged that Redis denies its reports
@@ -135,7 +140,7 @@ class ProducerSequence:
             self._start()
 
     def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
-        """Return the sequence of a slot.
+        """Return the counter of this client's message numbers in a slot.
 
         The argument `created` is the creation stamp of the slot.
         """
@@ -149,19 +154,22 @@ class ProducerSequence:
         return sequence
 
     def slot_sequences(self) -> list[SlotSequence]:
-        """Return the sequences of all slots that this client has sent to."""
+        """Return the counters of all slots that this client has sent to."""
         self._check_fork()
         with self._lock:
             return list(self._slots.values())
 
     def schedule_report(self) -> bool:
-        """Return whether the caller must report to Redis after REPORT_S."""
+        """Return whether the caller must report to Redis after REPORT_S seconds.
+
+        The result is False if a report is already scheduled.
+        """
         with self._lock:
             was_scheduled, self._is_scheduled = self._is_scheduled, True
         return not was_scheduled
 
     def report_started(self) -> None:
-        """Record that a report has started. Later messages need another report."""
+        """Record that a report has started, so that later messages schedule another report."""
         with self._lock:
             self._is_scheduled = False
 

@@ -1,8 +1,8 @@
-"""The settings of a topic: names, defaults, units, limits, and their text in Redis.
+"""Define the settings of a topic: names, defaults, units, limits, and the texts that Redis stores.
 
-The client that creates a topic decides its settings. A client that opens the topic later names only
-the settings that it depends on. A difference is an error, never a silent change. `Admin.topic_set`
-changes settings while producers and consumers run.
+The client that creates a topic decides its settings. A client that uses the topic later names only
+the settings that it depends on. If a named setting differs in Redis, the client gets an error, and
+nothing is changed. `Admin.topic_set` changes settings while producers and consumers run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ DEPTH_DEFAULT, DEPTH_CEILING = 1000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability by WAIT: a send returns when enough replicas have the message in memory.
+    """Durability in which a send returns when enough replicas have the message in memory.
+
+    It uses the Redis command WAIT.
 
     Args:
         n: Number of replicas that must have the message, 1 to 100.
@@ -67,13 +69,15 @@ class Replicated:
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
     def to_redis(self) -> str:
-        """Return the durability as its text in Redis."""
+        """Return the durability as the text that Redis stores."""
         return f"replicated:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability by WAITAOF: a send returns when the message is on enough disks.
+    """Durability in which a send returns when enough disks have the message.
+
+    It uses the Redis command WAITAOF.
 
     Needs Redis 7.2.
 
@@ -91,7 +95,7 @@ class Fsync:
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
     def to_redis(self) -> str:
-        """Return the durability as its text in Redis."""
+        """Return the durability as the text that Redis stores."""
         return f"fsync:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
@@ -124,7 +128,7 @@ def parse_durability(value: object) -> Durability:
 
 
 def describe_durability(value: Durability) -> str:
-    """Return the text of a durability that `parse_durability` reads."""
+    """Return a durability as the text that `parse_durability` reads."""
     if value is None:
         return "memory"
     kind = "replicated" if isinstance(value, Replicated) else "fsync"
@@ -132,7 +136,7 @@ def describe_durability(value: Durability) -> str:
 
 
 def _read_durability(text: str) -> Durability:
-    """Read a durability from its text in Redis, with a timeout in ms."""
+    """Read a durability from the text that Redis stores, with a timeout in ms."""
     if text == "memory":
         return None
     try:
@@ -145,7 +149,10 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Return the setting `timed_priority` from a number or a text. The text "first" means 0."""
+    """Read the setting `timed_priority` from a number or a text.
+
+    The text "first" means 0: due messages go before all priorities.
+    """
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -169,7 +176,9 @@ def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
 
 
 class TopicSettings(TypedDict, total=False):
-    """The settings of a topic as a caller names them. `Settings` describes each setting.
+    """The settings of a topic in the form in which callers give them.
+
+    The class `Settings` describes each setting.
 
     Durations are seconds or a timedelta. None turns off a setting that can be off.
     """
@@ -198,22 +207,24 @@ class TopicSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of a topic. Durations are in ms here, but callers give seconds or timedelta.
+    """The settings of a topic.
+
+    Durations are in ms here. Callers give them in seconds or as timedelta.
 
     Attributes:
         slots: Number of slots, 1 to 1024. Messages are ordered only within a slot.
         default_priority: Priority of a message sent without a priority, 17 to 1 048 575.
         timed_priority: Priority that a message with a due time and no priority gets when it is due,
-            17 to 1 048 575. This includes merged messages. With 0, due messages go before all
+            17 to 1 048 575. This includes merged messages. The value 0 puts due messages before all
             priorities.
         lease_ms: Time in which a delivery must be settled or its lease extended, 1 s to 12 h.
             Otherwise the delivery is rolled back.
         max_retries: Number of retries before a message becomes a dead letter, 0 to 16.
         retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
             all prioritized messages.
-        dedup_window_ms: How long RMQ remembers the id of a settled message. With 0, a send that is
-            repeated after its message was settled stores the message again. The body of a repeated
-            merge may then be collected twice.
+        dedup_window_ms: How long RMQ remembers the id of a settled message. If it is 0, a send that
+            is repeated after its message was settled stores the message again. Also, a merging
+            message may then collect the body of a repeated send twice.
         max_length: Largest number of waiting messages, divided among the slots, or 0 for no limit.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
@@ -227,7 +238,7 @@ class Settings:
             purged. Older dead letters are dropped and counted when a further message becomes a dead
             letter, or when a command reads dead letters. Consumers also drop them once a minute.
         unhandled_ms: How long after its due time a message waits if workers have no handler for its
-            type. Then it becomes a dead letter. 0 waits without limit.
+            type. After this time it becomes a dead letter. 0 waits without limit.
         limit: Largest number of messages delivered per time, and of messages in flight. Both are
             divided among the slots.
         slo: Objective for the lateness of deliveries, such as "p99<2s", or "off". It does not
@@ -236,7 +247,8 @@ class Settings:
         groups: How messages with a group are delivered. If it is None, the group of a message is
             only a label.
         max_depth: Maximum length of a chain of follow-ups, or 0 for no limit. The setting of the
-            acked message's topic applies. A message that would exceed it becomes a dead letter.
+            acked message's topic applies. If a message's follow-up would exceed the limit, the
+            message becomes a dead letter.
         dead_to: Topic that gets a copy of each dead letter of this topic, or None. The copy is
             stored in the same step.
         paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
@@ -292,7 +304,8 @@ class Settings:
 
         The argument is the option `ordered` of the consumer.
 
-        If the topic has groups, messages are ordered within each group, and the result is False.
+        If the topic has groups, the result is False, because messages are ordered within each
+        group.
 
         Raises:
             InvalidValue: The topic allows several messages of a group in flight at a time.
@@ -313,7 +326,10 @@ class Settings:
 
     @property
     def all_slots(self) -> int:
-        """The number of slots that may hold messages: the largest number the topic ever had."""
+        """The number of slots that may have messages.
+
+        It is the largest number of slots that the topic ever had.
+        """
         return max(self.slots, self.layout.most) if self.layout else self.slots
 
     @property
@@ -331,7 +347,10 @@ class Settings:
         return tuple(dict.fromkeys((self.slots, *past)))
 
     def slot_stamp(self, created: bytes) -> bytes:
-        """Return the creation stamp of the slots: the topic's stamp, plus 1 µs for each resize."""
+        """Return the creation time that the slots store.
+
+        It is the topic's creation time, plus 1 µs for each resize.
+        """
         resizes = self.layout.resizes if self.layout else 0
         return str(int(created) + resizes).encode() if resizes else created
 
@@ -372,7 +391,7 @@ class Settings:
         }
 
     def shown(self) -> dict[str, Any]:
-        """Return the settings by public name for people and JSON, with durations in seconds."""
+        """Return the settings for people and JSON, by public name. Durations are in seconds."""
         settings: dict[str, Any] = {}
         for public, (name, _) in _CHECKS.items():
             value = getattr(self, name)
@@ -443,12 +462,15 @@ def _to_redis(name: str, value: Any) -> str:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a setting as text for a comparison. For `dead_to` this is the name of the topic."""
+    """Return a setting as text, so that it can be compared.
+
+    The setting `dead_to` is compared by the name of its topic only.
+    """
     return str(value) if name == "dead_to" else _to_redis(name, value)
 
 
 def _describe(name: str, value: Any) -> Any:
-    """Return the value of a field as a person writes it."""
+    """Return the value of a setting as a person would write it."""
     if name == "timed_priority":
         return value or "first"
     if name.endswith("_ms"):
@@ -554,7 +576,7 @@ def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) -> None:
-    """Refuse a topic whose settings differ from the settings that the caller named.
+    """Raise an error if the topic's settings differ from the settings that the caller named.
 
     Raises:
         SettingsMismatch: Settings differ. The error shows both values of each setting.

@@ -1,10 +1,10 @@
-"""The setting `slo` of a topic: an objective for the lateness of deliveries, and its check.
+"""Read and check the setting `slo` of a topic: an objective for the lateness of deliveries.
 
 A service-level objective such as "p99<2s" means that 99 of 100 messages are received less than 2 s
 after they were due. The objective is compared with the lateness of the messages received in the
 last minutes (`WINDOW_MS`). This lateness is accurate to a factor of 2, because `metrics` counts
-messages in buckets. If no message was received, the objective is compared with the wait of the
-oldest message, whose lateness will be at least that long.
+messages in buckets. If no message was received, the objective is compared with the time that the
+oldest message has waited. The lateness of this message will be at least that long.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ class Slo(NamedTuple):
     within_s: float
 
     def __str__(self) -> str:
-        """Return the objective as a person writes it."""
+        """Return the objective as a person would write it, such as "p99<2s"."""
         return f"p{self.percentile}<{format_duration(self.within_s)}"
 
     def is_missed(self, lateness_s: float | None) -> bool:
-        """Return whether a lateness misses the objective. False if it is unknown (None)."""
+        """Return whether a lateness misses the objective.
+
+        The result is False if the lateness is unknown (None).
+        """
         return lateness_s is not None and lateness_s >= self.within_s
 
     def lateness_s(self, taken: Counts, late_ms: int) -> float | None:
@@ -50,16 +53,18 @@ class Slo(NamedTuple):
         The result is None if no message was received and no message waits.
 
         Args:
-            taken: Number of messages received in the last minutes, by lateness.
-            late_ms: How long the oldest message that consumers may receive has waited, or 0 without
-                such a message.
+            taken: Number of messages received in the last minutes, for each bucket of lateness.
+            late_ms: How long the oldest message that consumers may receive has waited. 0 if there
+                is no such message.
         """
         found = percentile_s(taken, self.percentile / 100)
         return late_ms / 1000 if found is None and late_ms > 0 else found
 
 
 def parse(value: object) -> Slo | None:
-    """Read an objective from text such as "p99<2s". Return None for None and "off".
+    """Read an objective from text such as "p99<2s".
+
+    Return None if the value is None or "off".
 
     Raises:
         InvalidType: The value is not text.
@@ -82,7 +87,7 @@ def parse(value: object) -> Slo | None:
 
 
 def check(value: object) -> str:
-    """Return an objective as its text in Redis, or "off" if there is no objective.
+    """Return an objective as the text that Redis stores, or "off" if there is no objective.
 
     Raises:
         InvalidType, InvalidValue: See `parse`.

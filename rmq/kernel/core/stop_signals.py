@@ -1,4 +1,4 @@
-"""The signals that stop a process.
+"""Handle the signals that stop a process.
 
 The first SIGTERM or SIGINT asks a worker to stop. The second ends the worker at once.
 """
@@ -20,9 +20,9 @@ END_S = 2.0  # time from a second signal to the forced end of the process
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Call a function at each signal, with the signal's number and frame.
+    """Call a function for each of the given signals, with the signal's number and frame.
 
-    The old handlers are restored at the end.
+    The old handlers are restored at the end of the `with` block.
     """
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     try:
@@ -33,7 +33,10 @@ def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator
 
 
 class StopSignals:
-    """Signals that arrive while the context manager `received` is active."""
+    """Records the signals that ask a process to stop.
+
+    Signals are recorded while the context manager `received` is active.
+    """
 
     def __init__(self) -> None:
         self.asked = False  # after a first signal
@@ -44,7 +47,10 @@ class StopSignals:
 
     @contextlib.contextmanager
     def received(self) -> Iterator[None]:
-        """Receive signals if this is the main thread. Do nothing in other threads."""
+        """Record signals in the `with` block.
+
+        In a thread other than the main thread, this does nothing.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -61,11 +67,14 @@ class StopSignals:
             self._received.get(timeout=seconds)
 
     def wake(self) -> None:
-        """End a wait. Any thread may call it."""
+        """End a running call of `wait`. Any thread may call this."""
         self._received.put(0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal without taking a lock, because the interrupted code may have the lock."""
+        """Record a signal.
+
+        This takes no lock, because the interrupted code may have the lock.
+        """
         if self.asked:
             self.number = number
             self.at_once = True

@@ -1,13 +1,15 @@
-"""Checks of arguments: whole numbers, ranges of numbers, durations, times, invisible characters.
+"""Check arguments: whole numbers, ranges of numbers, durations, times, invisible characters.
 
 Each check raises an error that names the field, the value and what to give instead. All code for
 durations is here: `duration_ms` checks a value, `parse_duration` reads a text, and
 `format_duration` writes a text.
 
-Ranges are a growing list of (first, last) pairs that do not touch. `UNSEEN` has the invisible
-characters, and the characters that change the direction of text. Bodies, errors, headers and names
-come from other people, so the command line and the console show these characters as codes. ASCII
-control characters are not part of `UNSEEN`, because terminal and page treat them differently.
+Ranges of numbers are a sorted list of (first, last) pairs that do not touch.
+
+`UNSEEN` has the invisible characters, and the characters that change the direction of text. Bodies,
+errors, headers and names come from other people, so the command line and the console show these
+characters as codes. ASCII control characters are not part of `UNSEEN`, because a terminal and a web
+page treat them differently.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def from_numbers(numbers: Iterable[int]) -> Ranges:
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return ranges sorted and merged. The argument may be in any order."""
+    """Sort ranges, and merge ranges that overlap or touch."""
     result: Ranges = []
     for first, last in sorted(ranges):
         if result and first <= result[-1][1] + 1:
@@ -101,7 +103,10 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds in a duration's text. A ValueError shows the accepted forms."""
+    """Read a duration in seconds from text.
+
+    A wrong text raises ValueError, which shows the accepted forms.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
@@ -109,7 +114,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(value: Duration) -> str:
-    """Return the text of a duration that `parse_duration` reads."""
+    """Return a duration as the text that `parse_duration` reads."""
     value = value.total_seconds() if isinstance(value, timedelta) else value
     if value < 1:
         return f"{value * 1000:g}ms" if value else "0s"
@@ -120,7 +125,7 @@ def format_duration(value: Duration) -> str:
 
 
 def span(ms: float, gap: str = "", minute: str = "m") -> str:
-    """Return a length of time as text for people, with at most two units.
+    """Return a length of time as text for people, with at most two units, such as h and min.
 
     Args:
         ms: Length of time, ms.
@@ -148,7 +153,7 @@ def utf8(text: str, field: str) -> bytes:
 
 
 def check_int(value: object, field: str, low: int, high: int) -> int:
-    """Return a whole number if it is in [low, high]. True and False are refused."""
+    """Return a whole number if it is in [low, high]. Raise an error for all other values."""
     if isinstance(value, bool) or not isinstance(value, int):
         hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
         raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
@@ -161,7 +166,10 @@ _TYPE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
 def check_message_type(value: object) -> str:
-    """Return a message type if it is 1 to 128 of A-Z a-z 0-9 . _ - : /."""
+    """Return a message type if it is valid, or raise an error.
+
+    It must have 1 to 128 characters of A-Z a-z 0-9 . _ - : /.
+    """
     if not isinstance(value, str):
         raise InvalidType(f"type: {value!r}; give a str")
     if not _TYPE.fullmatch(value):
@@ -170,12 +178,15 @@ def check_message_type(value: object) -> str:
 
 
 def check_priority(value: object) -> int:
-    """Return a priority if it is 17 to 1 048 575."""
+    """Return a priority if it is 17 to 1 048 575, or raise an error."""
     return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
 
 
 def check_rate(value: float | None) -> None:
-    """Refuse a rate, except None (unlimited) and numbers above 0 up to a billion per second."""
+    """Raise an error for a wrong rate.
+
+    A rate is None (unlimited), or a number above 0 and up to a billion per second.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= 1e9):
         raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")
@@ -217,9 +228,11 @@ def _longest(ms: int) -> str:
 
 
 def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
-    """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up.
+    """Return a time in epoch ms, rounded up.
 
-    If `allow_past` is True, a time before 2001 becomes the earliest time that a score can have.
+    The time is given as an aware datetime or in epoch ms.
+
+    If `allow_past` is True, a time before 2001 is replaced by the earliest time that RMQ can store.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
@@ -249,8 +262,8 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
     """Return a due time in epoch ms. A message with a past time is due at once.
 
-    Only a time more than a year ago is refused, as a mistake. The limit is wide because `now_ms` is
-    a client's clock, which may be wrong, and because the call may reach Redis late.
+    A time more than a year ago is refused as a mistake. Shorter times are accepted, because the
+    client's clock (`now_ms`) may be wrong, and because the call may reach Redis late.
     """
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:
@@ -262,7 +275,10 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a question for an error, such as `, did you mean 'x'?`, or '' for no similar name."""
+    """Return a hint for an error, such as `, did you mean 'x'?`.
+
+    Return '' if no name is similar.
+    """
     import difflib  # only errors need it
 
     matches = difflib.get_close_matches(name, list(names), 1)
