@@ -1,1 +1,1 @@
-"""A delivery: its data, its claim, and the verbs that settle it."""
+"""Define a delivery: its data, its claim, and the verbs that settle it."""

@@ -1,4 +1,7 @@
-"""Business keys: read a key from a delivery, and check keys and the names of their consumers."""
+"""Read the business key of a delivery, and check business keys and names of consumers.
+
+A business key identifies work that must be done once.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
     """Return the function that reads the business key of a delivery.
 
     Args:
-        key: "header:NAME" for the value of a header, a function of the body as the handler gets it,
-            or None. With None, the key is the message's id without its slot. If the message has a
+        key: "header:NAME" for the value of a header, a function that gets the handler's body, or
+            None. If it is None, the key is the message's id without its slot. If the message has a
             dedup key, the slot and the acceptance number are added.
 
     Returns:
@@ -81,7 +84,7 @@ def check_key(key: object) -> str:
     """Return a business key if it is 1 to 200 bytes of UTF-8.
 
     Raises:
-        InvalidValue: The key is anything else.
+        InvalidValue: The key is not 1 to 200 bytes of UTF-8.
     """
     if not isinstance(key, str):
         raise InvalidValue(f"key: {type(key).__name__}; a key is a str or an int")
@@ -97,7 +100,7 @@ def check_key(key: object) -> str:
 
 
 def check_consumer(name: str) -> str:
-    """Return the name under which a consumer of a topic keeps its claims or ledger rows.
+    """Check the name under which a consumer keeps its claims or ledger rows, and return it.
 
     Raises:
         InvalidType: The name is not a str.

@@ -1,4 +1,8 @@
-"""A delivery's claim on its business key in Redis, and the state of the claim. No I/O here."""
+"""Define the claim of a delivery on its business key, and the claim's state.
+
+A claim is a key in Redis that says which delivery works, or worked, on a business key. This module
+does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,16 @@ KEPT = "kept"
 
 
 class Claim:
-    """The claim of one delivery on one key, and its state.
+    """The claim of one delivery on one business key, and the claim's state.
 
     Attributes:
-        name: "<consumer>:<key>", as in the name of the key in Redis.
+        name: "<consumer>:<business key>", the end of the key's name in Redis.
         owner: The delivery that claims the key: message id, delivery number and a random part.
         ttl_ms: Time for which the key is remembered after the work is done, ms.
-        state: State of the claim:
-            "first": this delivery has the claim.
-            "done": the work was done before.
-            "busy": another delivery does the work now.
-            "unsure": Redis did not answer, so this delivery may have the claim.
-            "failed": the message has no usable key.
-            "kept": the delivery is lost, but its claim is not, and the run continues
+        state: State of the claim: "first": this delivery has the claim. "done": the work was done
+            before. "busy": another delivery does the work now. "unsure": Redis did not answer, so
+            this delivery may have the claim. "failed": the message has no usable key. "kept": the
+            delivery is lost, but its claim is not, and the handler continues to run
             (`rmq.worker.settling.disposition`).
         wait_s: Seconds until the next attempt to get a busy or unsure claim.
         error: Error that explains why a failed claim has no key, or None.
@@ -48,7 +49,7 @@ class Claim:
 
 
 class ClaimStatus(NamedTuple):
-    """The claim that Redis holds for a business key.
+    """A claim on a business key, as Redis stores it.
 
     Attributes:
         state: "consuming" if a delivery does the work now, or "consumed" if the work is done.
@@ -66,7 +67,7 @@ class ClaimStatus(NamedTuple):
 
     @classmethod
     def read(cls, value: bytes, left_ms: int) -> ClaimStatus:
-        """Read a claim from the value of its key in Redis and the PTTL of the key.
+        """Read a claim from the value of its key in Redis, and from the key's PTTL.
 
         Raises:
             DecodeError: RMQ did not write the value.

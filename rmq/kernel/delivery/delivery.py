@@ -1,4 +1,6 @@
-"""The delivery that a program or a handler gets. `Delivery` is generated from `AsyncDelivery`.
+"""Define the delivery that a program or a handler gets.
+
+The class `Delivery` is generated from `AsyncDelivery`.
 
 `DeliveryData` has what both classes have: the data of the message and of its delivery.
 """
@@ -26,7 +28,10 @@ from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 
 @dataclass(slots=True, eq=False, repr=False)
 class DeliveryData:
-    """The data of a delivery. All except the body is decoded from the record at each access."""
+    """The data of a delivery.
+
+    All data except the body are decoded at each access.
+    """
 
     _inner: InnerDelivery
     _settle_with: Any
@@ -52,7 +57,7 @@ class DeliveryData:
 
     @property
     def fence(self) -> int:
-        """The delivery number. It grows with every delivery of a slot."""
+        """The delivery number (fence), which grows with every delivery of a slot."""
         return self._inner.fence
 
     @property
@@ -89,8 +94,8 @@ class DeliveryData:
     def deadline(self) -> datetime:
         """The time at which the lease ends, by the server's clock.
 
-        A worker renews leases. There, it is the time until which the lease is surely valid, by the
-        clock of this machine.
+        In a worker, which renews leases, it is the time until which the lease is surely valid. This
+        time is by the clock of this machine.
         """
         return self._inner.deadline
 
@@ -101,7 +106,7 @@ class DeliveryData:
 
     @property
     def due(self) -> datetime | None:
-        """The time at which a timed message was due, or None if the message was due when sent."""
+        """The due time of the message, or None if it was due when it was sent."""
         return self._inner.due
 
     @property
@@ -142,7 +147,10 @@ class DeliveryData:
 
     @property
     def offset(self) -> int:
-        """The message's acceptance number in its slot, as `send` returned it."""
+        """The number of the message among all messages that its slot has accepted.
+
+        `send` returned the same number.
+        """
         low = record.read(self._inner.record).offset_low
         return record.offset_of(low, self._inner.origin.newest)
 
@@ -155,22 +163,23 @@ class DeliveryData:
     def lost(self) -> bool:
         """Whether the lease is gone. Another consumer may then have the message, so stop the work.
 
-        In a worker, this is always current, because the worker renews leases. Elsewhere it changes
-        only after a verb failed.
+        In a worker, the value is always current, because the worker renews leases. Outside of a
+        worker, it changes only when a call such as `ack` finds the lease gone.
         """
         return self._inner.lost
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the claim on the business key was gone at the last extend or ack."""
+        """Whether the last extend or ack found the claim on the business key gone."""
         return self._inner.claim_lost
 
     @property
     def cancelled(self) -> threading.Event:
         """The event that is set when the cancellation of this delivery is requested.
 
-        In a worker it is set soon after the request. Elsewhere only `extend` sets it. An async
-        handler gets CancelledError. It must not call `wait` of the event, because `wait` blocks.
+        In a worker, the event is set soon after the request. Outside of a worker, only `extend`
+        sets it. An async handler gets CancelledError. It must not call `wait` of the event, because
+        `wait` blocks.
         """
         return self._inner.cancelled()
 
@@ -186,9 +195,10 @@ class DeliveryData:
 class AsyncDelivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
-    `async with delivery:` acks at the end of the block. After an exception, it nacks and raises the
-    exception again. `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again.
-    Ctrl-C releases the delivery.
+    `async with delivery:` acks the delivery at the end of the block. If the block raises an
+    exception, the delivery is nacked and the exception is raised again. The exceptions `Snooze`,
+    `Retry` and `Reject` settle the delivery in another way, and are not raised again. Ctrl-C
+    releases the delivery.
     """
 
     __slots__ = ()
@@ -197,10 +207,10 @@ class AsyncDelivery(DeliveryData):
         """Settle the message as done.
 
         Args:
-            then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
-                pairs of a topic and an rmq.Outgoing.
-            result: Value to store if the message keeps its result, at most 256 KiB as the topic's
-                codec writes it. If the value is too large or cannot be encoded, the result says so.
+            then: Messages to send in the same step, as with the method `then`. Each is an
+                rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
+            result: Value to store if the message keeps its result, at most 256 KiB after encoding.
+                If the value is too large or cannot be encoded, the result says so.
 
         Raises:
             LeaseLost: The lease is gone. Nothing was changed.
@@ -236,24 +246,27 @@ class AsyncDelivery(DeliveryData):
         return id
 
     async def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
-        """Send a message in the same step as the ack: exactly once if the ack succeeds, else never.
+        """Send a message in the same step as the ack.
+
+        The message is sent exactly once if the ack succeeds, and otherwise never.
 
         Args:
-            topic: Name of the target, or a Topic.
+            topic: Topic that gets the message: a name, or a Topic.
             body: Body of the message.
-            options: Fields of `rmq.Outgoing`, except those of merging messages. A delay counts from
-                the time at which the target stores the message.
+            options: Fields of `rmq.Outgoing`, except the fields for merging. A delay counts from
+                the time at which the topic stores the message.
 
         Returns:
             The id that the message will have.
 
         Raises:
-            TopicNotFound: The target does not exist, and this program has not declared it.
+            TopicNotFound: The topic does not exist, and this program has not declared it.
             ConfigurationError: The consumer has the mode "at_most_once".
-            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
-                would have more than 1000 follow-ups, or more than 4 MiB of follow-ups.
-            Reject: The chain of follow-ups would be longer than `max_depth`, a setting of the
-                topic.
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The same reasons as for `send`.
+                InvalidValue is also raised if the delivery would have more than 1000 such messages,
+                or more than 4 MiB of them.
+            Reject: A chain of messages sent in this way would be longer than the topic's setting
+                `max_depth`.
         """
         try:
             out = Outgoing(body, **options)
@@ -263,10 +276,10 @@ class AsyncDelivery(DeliveryData):
         return await self._add_follow_up(topic, out)
 
     async def progress(self, fraction: float, text: str = "") -> None:
-        """Report the progress of the work, for those who wait for the result of the message.
+        """Report the progress of the work, for callers that wait for the result of the message.
 
         At most one report a second is written. A call within a second of the last report writes
-        nothing, and its values are dropped. If the message keeps no result, no call writes.
+        nothing, and its values are dropped. If the message keeps no result, nothing is written.
 
         Args:
             fraction: Part of the work that is done, 0 to 1.
@@ -287,7 +300,7 @@ class AsyncDelivery(DeliveryData):
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed. This costs a retry.
+        """Give the message back as failed, at the cost of a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -302,15 +315,15 @@ class AsyncDelivery(DeliveryData):
 
         Args:
             reason: Reason that is stored with the dead letter.
-            then: Messages to send in the same step, exactly once: rmq.Outgoing for this topic, or
-                pairs of a topic and an rmq.Outgoing. Messages of earlier calls of `then` are not
-                sent.
+            then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for this
+                topic, or a pair of a topic and an rmq.Outgoing. Messages of earlier calls of the
+                method `then` are not sent.
         """
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.reject(self._inner, reason, then)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure. This costs no retry.
+        """Give the message back without a failure, at no cost of a retry.
 
         Args:
             delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.
@@ -322,8 +335,8 @@ class AsyncDelivery(DeliveryData):
         """Extend the lease.
 
         Args:
-            lease: Duration of the lease from now, seconds or timedelta. None uses the lease with
-                which the message was received.
+            lease: Duration of the lease from now, seconds or timedelta. None repeats the duration
+                with which the message was received.
 
         Raises:
             Cancelled: The cancellation of this delivery was requested. The lease is extended
@@ -385,7 +398,7 @@ def inner_of(delivery: DeliveryData) -> InnerDelivery:
 
 
 def settle_with_of(delivery: DeliveryData) -> Any:
-    """Return the `rmq.kernel.delivery.delivery_verbs.SettleWith` that settles a delivery."""
+    """Return the object that settles a delivery, a `SettleWith` of `delivery_verbs`."""
     return delivery._settle_with
 
 

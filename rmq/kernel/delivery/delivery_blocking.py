@@ -19,9 +19,10 @@ from rmq.kernel.delivery.dispositions import DISPOSITIONS, FollowUp, with_topics
 class Delivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
-    `with delivery:` acks at the end of the block. After an exception, it nacks and raises the
-    exception again. `Snooze`, `Retry` and `Reject` settle the delivery and are not raised again.
-    Ctrl-C releases the delivery.
+    `with delivery:` acks the delivery at the end of the block. If the block raises an
+    exception, the delivery is nacked and the exception is raised again. The exceptions `Snooze`,
+    `Retry` and `Reject` settle the delivery in another way, and are not raised again. Ctrl-C
+    releases the delivery.
     """
 
     __slots__ = ()
@@ -30,10 +31,10 @@ class Delivery(DeliveryData):
         """Settle the message as done.
 
         Args:
-            then: Messages to send in the same step, as by `then`: rmq.Outgoing for this topic, or
-                pairs of a topic and an rmq.Outgoing.
-            result: Value to store if the message keeps its result, at most 256 KiB as the topic's
-                codec writes it. If the value is too large or cannot be encoded, the result says so.
+            then: Messages to send in the same step, as with the method `then`. Each is an
+                rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
+            result: Value to store if the message keeps its result, at most 256 KiB after encoding.
+                If the value is too large or cannot be encoded, the result says so.
 
         Raises:
             LeaseLost: The lease is gone. Nothing was changed.
@@ -69,24 +70,27 @@ class Delivery(DeliveryData):
         return id
 
     def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
-        """Send a message in the same step as the ack: exactly once if the ack succeeds, else never.
+        """Send a message in the same step as the ack.
+
+        The message is sent exactly once if the ack succeeds, and otherwise never.
 
         Args:
-            topic: Name of the target, or a Topic.
+            topic: Topic that gets the message: a name, or a Topic.
             body: Body of the message.
-            options: Fields of `rmq.Outgoing`, except those of merging messages. A delay counts from
-                the time at which the target stores the message.
+            options: Fields of `rmq.Outgoing`, except the fields for merging. A delay counts from
+                the time at which the topic stores the message.
 
         Returns:
             The id that the message will have.
 
         Raises:
-            TopicNotFound: The target does not exist, and this program has not declared it.
+            TopicNotFound: The topic does not exist, and this program has not declared it.
             ConfigurationError: The consumer has the mode "at_most_once".
-            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: As for `send`. Or the delivery
-                would have more than 1000 follow-ups, or more than 4 MiB of follow-ups.
-            Reject: The chain of follow-ups would be longer than `max_depth`, a setting of the
-                topic.
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The same reasons as for `send`.
+                InvalidValue is also raised if the delivery would have more than 1000 such messages,
+                or more than 4 MiB of them.
+            Reject: A chain of messages sent in this way would be longer than the topic's setting
+                `max_depth`.
         """
         try:
             out = Outgoing(body, **options)
@@ -96,10 +100,10 @@ class Delivery(DeliveryData):
         return self._add_follow_up(topic, out)
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Report the progress of the work, for those who wait for the result of the message.
+        """Report the progress of the work, for callers that wait for the result of the message.
 
         At most one report a second is written. A call within a second of the last report writes
-        nothing, and its values are dropped. If the message keeps no result, no call writes.
+        nothing, and its values are dropped. If the message keeps no result, nothing is written.
 
         Args:
             fraction: Part of the work that is done, 0 to 1.
@@ -120,7 +124,7 @@ class Delivery(DeliveryData):
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed. This costs a retry.
+        """Give the message back as failed, at the cost of a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -135,15 +139,15 @@ class Delivery(DeliveryData):
 
         Args:
             reason: Reason that is stored with the dead letter.
-            then: Messages to send in the same step, exactly once: rmq.Outgoing for this topic, or
-                pairs of a topic and an rmq.Outgoing. Messages of earlier calls of `then` are not
-                sent.
+            then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for this
+                topic, or a pair of a topic and an rmq.Outgoing. Messages of earlier calls of the
+                method `then` are not sent.
         """
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.reject(self._inner, reason, then)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure. This costs no retry.
+        """Give the message back without a failure, at no cost of a retry.
 
         Args:
             delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.
@@ -155,8 +159,8 @@ class Delivery(DeliveryData):
         """Extend the lease.
 
         Args:
-            lease: Duration of the lease from now, seconds or timedelta. None uses the lease with
-                which the message was received.
+            lease: Duration of the lease from now, seconds or timedelta. None repeats the duration
+                with which the message was received.
 
         Raises:
             Cancelled: The cancellation of this delivery was requested. The lease is extended

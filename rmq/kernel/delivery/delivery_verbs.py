@@ -1,4 +1,7 @@
-"""The verbs of a delivery. Threads or tasks that settle deliveries simultaneously share calls."""
+"""Settle or extend single deliveries.
+
+Threads or tasks that do this at the same time share one call of Redis.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ ITEM_BYTES = 1024  # largest size of a delivery in a call, without a long error
 
 
 class Item(NamedTuple):
-    """A delivery that is settled together with other deliveries."""
+    """A delivery to settle together with other deliveries, and its error if it failed."""
 
     delivery: InnerDelivery
     error: failure.Error  # for a nack
@@ -35,7 +38,7 @@ SettleItems = Callable[[list[Item]], SettlingFlow]
 
 
 class DeliveryVerbs:
-    """The verbs that settle or extend one delivery of a consumer, as flows.
+    """The verbs that settle or extend one delivery of a consumer.
 
     Args:
         flows: Flows of the consumer, which settle any number of deliveries.
@@ -52,7 +55,10 @@ class DeliveryVerbs:
         return self._settle(self._ack_items, partial(self.flows.ack, [delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Do the same as `then` without a flow. Return None if this message needs a flow."""
+        """Add a message as `then` does, without a call of Redis.
+
+        Return None if this message needs a call of Redis.
+        """
         if self.flows.at_most_once:
             return None
         return self.flows.follow_ups.add_now(delivery, topic, out)
@@ -76,7 +82,10 @@ class DeliveryVerbs:
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
-        """Give the delivery back as failed. Simultaneous callers without a delay share one call."""
+        """Give the delivery back as failed.
+
+        Callers at the same time share one call of Redis, unless they give a delay.
+        """
 
         def alone() -> SettlingFlow:
             return self.flows.nack([delivery], delay, error)
@@ -86,7 +95,10 @@ class DeliveryVerbs:
         return self._settle(self._nack_items, alone, delivery, error)
 
     def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
-        """Extend the lease. Simultaneous callers without a lease share one call."""
+        """Extend the lease.
+
+        Callers at the same time share one call of Redis, unless they give a lease.
+        """
 
         def alone() -> SettlingFlow:
             return self.flows.extend([delivery], lease)
@@ -151,13 +163,13 @@ class DeliveryVerbs:
         delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Run a verb, alone or in one call with simultaneous callers of the same verb."""
+        """Run a verb. Callers of the same verb at the same time share one call of Redis."""
         if delivery.state or delivery.unconfirmed:
             return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
 
     def _together(self, settle: SettleItems, items: list[Item]) -> Flow[list[Any]]:
-        """Settle the deliveries of several callers. Return the outcome of each caller."""
+        """Settle the deliveries of several callers in one call. Return the outcome for each."""
         failed: StorageError | None = None
         try:
             lost = set((yield from settle(items)))
@@ -176,12 +188,12 @@ class DeliveryVerbs:
 
 
 class SettleWith(NamedTuple):
-    """The verbs of a delivery, and a function that runs them.
+    """The verbs that settle a delivery, and a function that runs them.
 
     Attributes:
         verbs: Verbs of a delivery.
-        run: Function that runs a flow (steps that a transport executes). An AsyncDelivery awaits
-            its result.
+        run: Function that runs the flow of a verb, which yields commands for Redis. An
+            AsyncDelivery awaits the function's result.
     """
 
     verbs: DeliveryVerbs

@@ -1,4 +1,4 @@
-"""Exceptions and return values with which a handler, or a `with` block, settles its delivery."""
+"""Define exceptions and return values by which a handler or a `with` block settles a delivery."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _is_follow_up(value: object) -> bool:
 
 
 def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, Outgoing]]:
-    """Return pairs of a topic and a follow-up.
+    """Return follow-ups as pairs of a topic and a message.
 
     Args:
         follow_ups: Follow-ups, with or without a topic.
-        topic: Topic of the follow-ups that name no topic.
+        topic: Topic of follow-ups that do not name a topic.
 
     Raises:
-        InvalidType: A value is no follow-up.
+        InvalidType: A value is not a follow-up.
     """
     pairs = []
     for each in follow_ups:
@@ -41,7 +41,7 @@ def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, O
 
 @dataclass(slots=True, init=False)
 class Then:
-    """Return a `Then` from a handler to send messages in the same step as the ack.
+    """Sends messages in the same step as the ack, if a handler returns it.
 
     As with `Delivery.then`, the messages are sent exactly once if the ack succeeds, and otherwise
     never. A handler of batches cannot return a `Then`.
@@ -52,7 +52,7 @@ class Then:
             and an rmq.Outgoing.
 
     Raises:
-        InvalidType: A follow-up is something else, or the first argument is a follow-up.
+        InvalidType: A message has another type, or the first argument is a message to send.
     """
 
     result: Any
@@ -70,7 +70,7 @@ class Then:
 
 
 class Snooze(Exception):
-    """Raise it in a handler or `with delivery` to try again later. This costs no retry.
+    """Raise it in a handler or `with delivery` to try again later, at no cost of a retry.
 
     Args:
         delay: Wait before the next delivery, seconds or timedelta.
@@ -86,9 +86,9 @@ class Reject(Exception):
 
     Args:
         reason: Reason that is stored with the dead letter. Default: "rejected".
-        then: Messages to send in the same step, exactly once: rmq.Outgoing for the topic of the
-            delivery, or pairs of a topic and an rmq.Outgoing. In a handler of batches, they are
-            sent for each message that is rejected.
+        then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for the topic
+            of the delivery, or a pair of a topic and an rmq.Outgoing. In a handler of batches, they
+            are sent once for each rejected message.
     """
 
     def __init__(self, *reason: Any, then: Iterable[FollowUp] = ()) -> None:
@@ -98,7 +98,9 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Raise it in a handler or `with delivery` to fail the message. This costs a retry.
+    """Raise it in a handler or `with delivery` to give the message back as failed.
+
+    This costs the message a retry.
 
     Args:
         delay: Wait before the retry, seconds or timedelta. None uses the retry policy.

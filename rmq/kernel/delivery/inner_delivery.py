@@ -1,4 +1,7 @@
-"""RMQ's internal part of a delivery, and the protocols for the shared leases of a worker."""
+"""Define RMQ's internal part of a delivery, and the protocols for the shared leases of a worker.
+
+A shared lease is one lease for all deliveries that a worker has of a slot.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +54,11 @@ class BatchOrigin(NamedTuple):
 class InnerDelivery:
     """RMQ's internal part of a delivery: its record, its lease, and whether it is settled.
 
-    A program gets a `Delivery` or an `AsyncDelivery` around this object. Either can be made at any
-    time.
+    A program gets a `Delivery` or an `AsyncDelivery` that contains this object. Both can be made at
+    any time.
 
     Attributes:
-        origin: Data that is common to the batch.
+        origin: Data that all deliveries of the batch share.
         raw_id: The 16 bytes of the message's id.
         score: Score of the receipt.
         record: The stored message.
@@ -95,7 +98,10 @@ class InnerDelivery:
         return self.cancellation is not None and self.cancellation.is_set()
 
     def cancelled(self) -> Cancellation:
-        """Return the event of the delivery's cancellation. Any thread may call this method."""
+        """Return the event that is set when the delivery's cancellation is requested.
+
+        Any thread may call this method.
+        """
         with _making_cancellation:
             if self.cancellation is None:
                 self.cancellation = Cancellation()
@@ -123,7 +129,7 @@ class InnerDelivery:
 
     @property
     def deadline(self) -> datetime:
-        """The time at which the lease ends. `DeliveryData.deadline` says by which clock."""
+        """The time at which the lease ends, by the clock that `DeliveryData.deadline` names."""
         if self.origin.lease is None:
             return moment(receipt_deadline_ms(self.score))
         left_s = self.origin.lease.safe_until() - time.monotonic()
@@ -131,7 +137,7 @@ class InnerDelivery:
 
     @property
     def due(self) -> datetime | None:
-        """The time at which a timed message was due, or None if the message was due when sent."""
+        """The due time of the message, or None if it was due when it was sent."""
         due_ms = record.read(self.record).due_ms
         return moment(due_ms) if due_ms else None
 
@@ -158,7 +164,7 @@ class InnerDelivery:
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the claim was gone at the last extend or ack."""
+        """Whether the last extend or ack found the claim on the business key gone."""
         return self.claim is not None and self.claim.lost
 
     def queue_position(self) -> int:
@@ -167,7 +173,7 @@ class InnerDelivery:
 
 
 class SharedLease(Protocol):
-    """The lease of all deliveries that this process received from a slot under one lease number.
+    """A lease that this process has for many deliveries of a slot.
 
     Attributes:
         until: Time until which the lease is surely valid, as last read, by the monotonic clock.
@@ -186,13 +192,16 @@ class SharedLease(Protocol):
 
 
 class SharedLeases(Protocol):
-    """The shared leases of a consumer, by slot. They replace separate leases of its deliveries."""
+    """The shared leases of a consumer, one for each slot.
+
+    A shared lease replaces separate leases of deliveries.
+    """
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next batch, or 0 to open a new lease."""
+        """Return the number of the slot's lease for the next batch, or 0 to open a new lease."""
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
-        """Register the lease of a batch.
+        """Record the lease of a received batch, and return it.
 
         Args:
             slot: Index of the slot.
@@ -202,10 +211,13 @@ class SharedLeases(Protocol):
         """
 
     def handed_over(self, slot: int, number: int) -> SharedLease:
-        """Return the lease of a handed-over batch, even if the lease is no longer used."""
+        """Return the lease of a handed-over batch.
+
+        The result may be a lease that is no longer renewed.
+        """
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add deliveries, whose leases are renewed from now on."""
+        """Add deliveries, so that their leases are renewed from now on."""
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove settled or lost deliveries."""
