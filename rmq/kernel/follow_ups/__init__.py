@@ -1,1 +1,1 @@
-"""Follow-ups: messages that are stored in the same step as the ack of another message."""
+"""Send follow-ups: messages that are stored in the same step as the ack of another message."""

@@ -1,8 +1,8 @@
-"""Copies of dead letters, for the topic that the setting `dead_to` names.
+"""Copy dead letters to the topic that the setting `dead_to` names.
 
-The script that makes a message a dead letter also stores a pending entry with the message's record.
-The process that sends this entry uses this module to make the copy from the entry. If the target
-topic can never take the copy, the copy is dropped. Its dead letter is still in the source topic.
+The script that makes a message a dead letter also stores a pending entry, which has the message's
+record. A process later makes the copy from this entry and sends it. If the target topic can never
+accept the copy, the copy is dropped. The dead letter remains in its own topic.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECORD_AT = DIGITS + 2 + ids.MEMBER_SIZE
 
 
 def is_copy(entry: Entry) -> bool:
-    """Return whether a pending entry is a copy of a dead letter."""
+    """Return whether a pending entry is for a copy of a dead letter."""
     return entry[DIGITS : DIGITS + 1] == COPY
 
 
@@ -46,20 +46,20 @@ def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
 def messages(
     context: TopicContext, source: SlotKeys, target: TopicContext, index: int, run: Sequence[Entry]
 ) -> Flow[list[Entry | None]]:
-    """Make messages from pending copies.
+    """Make the messages that are copies of dead letters, from their pending entries.
 
-    Begin with the first copy, and make at most as many messages as one call may store.
+    At most as many messages are made as one call may store. The caller makes the rest later.
 
     Args:
         context: Topic of the dead letters.
         source: Slot of the dead letters.
         target: Topic that gets the copies.
         index: Slot of the target topic.
-        run: Pending entries of the copies.
+        run: Pending entries of copies.
 
     Returns:
-        An entry for each of these copies, as `pending_send` accepts it. The item is None for a copy
-        that the topic cannot take.
+        An item for each copy, as `pending_send` accepts it. The item is None for a copy that the
+        topic cannot accept.
     """
     records: list[bytes] = []
     size = 0

@@ -31,7 +31,7 @@ DEPTH_MARK = "rmq-depth"  # header: number of acks that led to this message
 
 
 class EncodedFollowUp(NamedTuple):
-    """A follow-up of a delivery: its id, its target slot, and the bytes that scripts store."""
+    """An encoded follow-up: its id, its target slot, and the bytes that scripts store."""
 
     id: MessageId
     target: str
@@ -40,12 +40,12 @@ class EncodedFollowUp(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of bytes that the follow-up takes in a call."""
+        """Number of bytes that the follow-up adds to a call of Redis."""
         return producer.RECORD_BYTES + len(self.message)
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
-    """Return the context of a follow-up's target topic.
+    """Return what this process knows of a follow-up's target topic, such as its settings.
 
     Also return whether this program declared the topic.
     """
@@ -66,9 +66,11 @@ def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
 def encode(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> Flow[EncodedFollowUp]:
-    """Check, identify and encode a follow-up: a message that the ack of a delivery stores.
+    """Check and encode a follow-up, and give it an id.
 
-    Interceptors see this call as a send.
+    A follow-up is a message that the ack of a delivery stores.
+
+    Interceptors are called as for a send.
 
     Args:
         context: Topic of the delivery.
@@ -77,7 +79,7 @@ def encode(
         out: Message to encode.
 
     Raises:
-        TopicNotFound: The target does not exist, and this program has not declared it.
+        TopicNotFound: The target topic does not exist, and this program has not declared it.
         Reject: The chain of follow-ups is too long. The delivery becomes a dead letter.
     """
     name = getattr(topic, "name", topic)
@@ -117,9 +119,11 @@ def encode(
 def encode_plain(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> EncodedFollowUp | None:
-    """Encode a follow-up that has no options except a priority, for a topic that is open.
+    """Encode a simple follow-up without a call of Redis.
 
-    Return None if the message has other options, or if there are interceptors.
+    A simple follow-up has no options except a priority, and its topic's settings are already known.
+
+    Return None for any other follow-up, or if there are interceptors.
     """
     name = getattr(topic, "name", topic)
     found = context.targets.get(name) if isinstance(name, str) else None
@@ -146,7 +150,7 @@ def _depth_header(depth: int) -> bytes:
 
 
 def _slot_in(target: TopicContext, delivery: InnerDelivery) -> int:
-    """Choose the slot of a follow-up that may be in any slot."""
+    """Choose a slot for a follow-up whose options do not select a slot."""
     origin = delivery.origin.keys
     if target.name == origin.topic and origin.index < target.settings.slots:
         return origin.index  # the ack can store it at once
@@ -162,7 +166,7 @@ def _depth_of(delivery: InnerDelivery) -> int:
 
 
 def depth_in(headers: Mapping[str, str]) -> int:
-    """Return the position of a message in its chain of follow-ups, or 0.
+    """Return the position of a message in its chain of follow-ups, or 0 if it is not a follow-up.
 
     The position is in the headers of the message.
     """
@@ -186,10 +190,10 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flo
 
 
 class FollowUpList(list[EncodedFollowUp]):
-    """The follow-ups of a delivery.
+    """The encoded follow-ups of a delivery.
 
     Attributes:
-        size: Number of bytes that the follow-ups take in a call.
+        size: Number of bytes that the follow-ups add to a call of Redis.
     """
 
     __slots__ = ("size",)
@@ -199,7 +203,7 @@ class FollowUpList(list[EncodedFollowUp]):
         self.size = size
 
     def plus(self, follow_up: EncodedFollowUp) -> FollowUpList:
-        """Return a list with one more follow-up. This list stays as it is.
+        """Return a new list with one more follow-up, and leave this list unchanged.
 
         Raises:
             InvalidValue: The list would have more follow-ups, or more bytes, than one ack can

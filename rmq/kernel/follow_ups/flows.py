@@ -1,9 +1,11 @@
-"""Send pending follow-ups: store them in their topics, and then remove their entries.
+"""Send follow-ups that acks have stored: put them into their topics, then remove their entries.
 
-An ack stores a pending follow-up as an entry of the acked message's slot. The follow-up is then not
-yet in its own topic, the target. The process of the ack sends its entries at once. If this process
-dies, `sweep` of any consumer of the topic sends the entries.
-docs/decisions/0071-ack-and-send-in-one-step.md explains why each entry is stored exactly once.
+A follow-up is a message that is stored in the same step as the ack of another message.
+
+If the follow-up has another slot, the ack stores it as a pending entry of the acked message's slot.
+It is then not yet in its own topic, the target. The process that acked sends its entries at once.
+If this process dies, any consumer of the topic sends them (`sweep`).
+docs/decisions/0071-ack-and-send-in-one-step.md explains why each follow-up is stored exactly once.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries
 
 
 class StoredFollowUps(NamedTuple):
-    """The follow-ups of one call of `ack_then` or `reject`, and the reply of the script."""
+    """The follow-ups of one call of the script `ack_then` or `reject`, and the reply."""
 
     keys: SlotKeys  # slot of the deliveries
     reply: AckThenReply
@@ -106,8 +108,8 @@ class _Attempt(NamedTuple):
     """The result of an attempt to store pending follow-ups in their topic.
 
     Attributes:
-        stored: Number of follow-ups that were stored. They are the first of the list.
-        waits: Whether the topic cannot take the next follow-up now.
+        stored: Number of follow-ups that were stored, counted from the first.
+        waits: Whether the topic cannot accept the next follow-up now.
         refused: Reason why the topic refuses the first follow-up permanently, or "" if the topic
             does not refuse it.
     """
@@ -118,13 +120,13 @@ class _Attempt(NamedTuple):
 
 
 class FollowUps:
-    """The follow-ups of a consumer's deliveries: messages that their acks store.
+    """The follow-ups of a consumer's deliveries, which are messages that the acks store.
 
     Args:
         context: Topic of the deliveries.
 
     Attributes:
-        stored: Follow-ups that acks have stored, and that the next call of `send` sends.
+        stored: Follow-ups that acks have stored as pending. The next call of `send` sends them.
         has_objects: Whether the body of a follow-up was written to a store.
     """
 
@@ -157,7 +159,9 @@ class FollowUps:
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
         """Add a message without options that the ack of a delivery will store.
 
-        Return None if this needs a call to Redis. In this case use `add`.
+        This makes no call of Redis.
+
+        Return None if a call of Redis is necessary. In this case use `add`.
         """
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
             return None
@@ -185,7 +189,8 @@ class FollowUps:
     def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
         """Send the follow-ups that acks and rejections have stored.
 
-        `dead` has the deliveries that may be dead letters now. Their copies are sent as well.
+        The argument `dead` has the deliveries that may be dead letters now. Copies of these dead
+        letters are sent as well.
         """
         while self.stored:
             try:
@@ -203,7 +208,7 @@ def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
 
 
 def send_copies(context: TopicContext, slots: Iterable[int]) -> Flow[None]:
-    """Send the pending copies of dead letters in some slots."""
+    """Send the pending copies of dead letters of some slots to the topic named by `dead_to`."""
     dead_to = context.settings.dead_to
     if dead_to is None:
         return
@@ -237,15 +242,15 @@ def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
 
 
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
-    """Send pending follow-ups that no other process sends.
+    """Send pending follow-ups of some slots that no other process sends.
 
-    Check SLOTS_AT_ONCE slots, beginning with the slot in `first`.
+    SLOTS_AT_ONCE slots are checked, beginning with the slot in `first`.
 
     A slot of a cluster is skipped if its master node cannot be reached. Return the first slot of
     the next sweep.
 
     Raises:
-        Unavailable, OutcomeUnknown: Redis as a whole is away.
+        Unavailable, OutcomeUnknown: No server of Redis can be reached.
     """
     slots = context.slots[first : first + SLOTS_AT_ONCE]
     calls = [scripts.pending(keys, 0, TARGETS_AT_ONCE) for keys in slots]
@@ -267,11 +272,11 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
 
 
 def try_sweep(context: TopicContext, first: int) -> Flow[int]:
-    """Sweep as `sweep` does, but only log most errors of Redis.
+    """Send pending follow-ups as `sweep` does, but log errors of Redis instead of raising them.
 
     Raises:
-        Unavailable, OutcomeUnknown: No server of Redis can be reached, so a receive would fail as
-            well.
+        Unavailable, OutcomeUnknown: No server of Redis can be reached, so receiving messages would
+            fail as well.
     """
     try:
         return (yield from sweep(context, first))
@@ -287,7 +292,10 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 def _try_send(
     context: TopicContext, keys: SlotKeys, target: str, claim: bytes, entries: list[Entry]
 ) -> Flow[None]:
-    """Send pending follow-ups for a target. Log errors, except an outage of all of Redis."""
+    """Send pending follow-ups for a target slot.
+
+    Errors are logged, but an outage of all of Redis is raised.
+    """
     try:
         yield from send_target(context, keys, target, claim, entries)
     except StorageError as error:
@@ -359,7 +367,7 @@ def _settle(
 def _attempt(
     context: TopicContext, keys: SlotKeys, target: str, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store pending follow-ups in their topic, or return why they are not stored."""
+    """Try to store pending follow-ups in their topic. Return the result of this attempt."""
     name, index = topic_and_index(target)
     other, _ = target_of(context, name)
     are_copies = is_copy(entries[0])
@@ -389,7 +397,11 @@ def _attempt(
 def _store_copies(
     context: TopicContext, target: TopicContext, index: int, keys: SlotKeys, run: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store the first copies of dead letters. Skip copies that the topic refuses permanently."""
+    """Store copies of dead letters in the target topic.
+
+    At most as many copies are stored as fit in one call. Copies that the topic refuses permanently
+    are skipped.
+    """
     made = yield from copies.messages(context, keys, target, index, run)
     places = [place for place, entry in enumerate(made) if entry is not None]
     entries = [entry for entry in made if entry is not None]
@@ -404,7 +416,7 @@ def _store_copies(
 def _store_fitting(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store pending follow-ups, up to the first follow-up that the topic refuses permanently."""
+    """Store pending follow-ups, up to the first follow-up with a body too large for the topic."""
     most, fitting = target.settings.max_body, entries
     if max(map(len, entries)) > most + ENTRY_BYTES:
         for place, entry in enumerate(entries):
@@ -419,7 +431,10 @@ def _store_fitting(
 def _store(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store pending follow-ups in a slot of their topic, which may be resized during the call."""
+    """Store pending follow-ups in a slot of their topic.
+
+    If the topic is resized during the call, the call is repeated.
+    """
     resizes = 0
     while True:
         keys, name = target.slots[index], slot_name(source.topic, source.index)
@@ -461,7 +476,7 @@ def _numbered(
 
 
 def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: SendReply) -> None:
-    """Report to the audit which numbers are used.
+    """Record which audit numbers are used.
 
     A number is unused if this call did not store its follow-up.
     """
@@ -472,9 +487,9 @@ def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: Sen
 
 
 def _wait_ms(entry: Entry) -> int:
-    """Return the wait before the next attempt in ms.
+    """Return the wait before the next attempt to send a follow-up, in ms.
 
-    The wait is as long as the follow-up has been pending.
+    The wait is as long as the follow-up has been pending, within fixed limits.
     """
     return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 
@@ -482,7 +497,7 @@ def _wait_ms(entry: Entry) -> int:
 def _dead_letter(
     context: TopicContext, keys: SlotKeys, target: str, entry: Entry, reason: str
 ) -> Refused:
-    """Return the dead letter that replaces a follow-up which its topic refuses permanently."""
+    """Return the dead letter that is stored if a topic refuses a follow-up permanently."""
     name, _ = topic_and_index(target)
     fields = record_of(entry)
     head, envelope = record.envelope(

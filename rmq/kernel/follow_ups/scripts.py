@@ -1,6 +1,7 @@
-"""Commands for the three steps of a follow-up.
+"""Build the commands for the three steps of a follow-up.
 
-An ack stores the follow-up, a second command sends it, and a third command removes its entry.
+An ack stores the follow-up as a pending entry, a second command sends it to its topic, and a third
+command removes the entry.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ ENTRY_BYTES = _RECORD_AT + _HEAD  # of an entry without the rest of the record
 
 
 def entry_of(number: int, message: bytes) -> Entry:
-    """Return a pending follow-up as an entry, made from its number and its message."""
+    """Encode a pending follow-up as an entry of its slot, from its number and its message."""
     return b"%016d:%b" % (number, message)
 
 
 def number_of(entry: Entry) -> int:
-    """Return the number of a pending follow-up."""
+    """Return the number of a pending follow-up's entry."""
     return int(entry[:DIGITS])
 
 
 def with_number(entry: Entry, producer: str, number: int) -> Entry:
-    """Return a pending follow-up with an audit number as its first header."""
+    """Add an audit number to a pending follow-up, as its first header."""
     head, envelope_end = entry[_RECORD_AT:ENTRY_BYTES], ENTRY_BYTES
     envelope_end += 6 * bool(head[0] & record.TIMED) + 6 * bool(head[0] & record.EXPIRES)
     others, body_at = b"", envelope_end
@@ -65,7 +66,7 @@ def record_of(entry: Entry) -> Record:
 
 
 def args_of(follow_ups: ByTarget) -> list[Any]:
-    """Return follow-ups as the arguments of a script."""
+    """Encode follow-ups as arguments of a script."""
     if not follow_ups:
         return []
     positions = [position for given in follow_ups.values() for position, _ in given]
@@ -93,7 +94,10 @@ class SendReply(NamedTuple):
     letters: str  # a letter for each of the others: s stored, d duplicate; empty if all are stored
 
     def is_new(self, position: int) -> bool:
-        """Return whether this call has stored the follow-up at a position."""
+        """Return whether this call has stored the follow-up at a position.
+
+        The result is False if an earlier call stored it, or if it was not stored.
+        """
         at = position - self.earlier
         return 0 <= at < self.stored - self.earlier and self.letters[at : at + 1] != "d"
 
@@ -116,12 +120,12 @@ class Refused(NamedTuple):
 
 
 def slot_name(topic: str, index: int) -> str:
-    """Return the name of a slot as scripts use it for the target of a follow-up."""
+    """Return the name by which scripts refer to the target slot of a follow-up."""
     return f"{topic}:{index}"
 
 
 def topic_and_index(name: str) -> tuple[str, int]:
-    """Return the topic and the index of a slot from its name, as `slot_name` returns it."""
+    """Return the topic and the index of a slot from the result of `slot_name`."""
     topic, _, index = name.rpartition(":")
     return topic, int(index)
 
@@ -129,7 +133,8 @@ def topic_and_index(name: str) -> tuple[str, int]:
 def read_reply(reply: bytes) -> AckThenReply:
     """Read the reply to the script `ack_then` or `reject`.
 
-    If there are no entries, `reject` returns only letters.
+    The reply has a one-letter code for each delivery. If the call stored pending entries, the reply
+    also names their targets.
     """
     letters, *parts = reply.split(b" ")
     number, claim, *targets = parts or (b"0", b"0")
@@ -147,9 +152,7 @@ def ack_then(
     read: Callable[[AckThenReply], T],
     results: Sequence[bytes] = (),
 ) -> Command[T]:
-    """Settle deliveries of one slot for good, and store their follow-ups in the same step.
-
-    The same step stores the results of messages that keep them.
+    """Ack deliveries of one slot, and store their follow-ups and results in the same step.
 
     Args:
         context: The topic.
@@ -159,8 +162,8 @@ def ack_then(
         receipts: Receipts of the deliveries.
         follow_ups: Follow-ups of the deliveries.
         read: Function that turns the reply into the value of the command.
-        results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty for deliveries
-            that succeeded without a value.
+        results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty bytes if it
+            succeeded without a value.
     """
     return Command(
         script_loader.load("ack_then"),
@@ -181,7 +184,10 @@ def ack_then(
 def pending_send(
     context: TopicContext, keys: SlotKeys, source: str, entries: Sequence[Entry]
 ) -> Command[SendReply]:
-    """Store pending follow-ups of a slot in a slot of their topic, each once."""
+    """Store pending follow-ups in their target slot.
+
+    A follow-up that is stored already is not stored again.
+    """
     return Command(
         script_loader.load("pending_send"),
         (
@@ -207,14 +213,15 @@ def pending_settle(
     """Remove pending follow-ups that are stored in their topic. Return the next entries.
 
     Args:
-        keys: Slot of the pending follow-ups (entries).
+        keys: Slot with the entries of the pending follow-ups.
         target: Name of the target slot.
-        upto: Number of the last entry that is stored in the target slot, or 0 if none is.
-        claim: Claim from an earlier reply, or empty for the first call.
-        limit: Maximum number of entries to return. 0 ends the claim.
-        wait_ms: Time in ms for which no process sends to this target, or None. With a time, no
+        upto: Number of the last entry that is now stored in the target slot, or 0 if no entry is.
+        claim: Text from an earlier reply that gives this process the right to send, or empty in the
+            first call.
+        limit: Maximum number of entries to return. 0 gives up the right to send.
+        wait_ms: Time in ms for which no process sends to this target, or None. If it is given, no
             entries are returned.
-        refused: The first entry, if the target refuses it for good.
+        refused: The first entry and its dead letter, if the target refuses the entry permanently.
     """
     return Command(
         script_loader.load("pending_settle"),
