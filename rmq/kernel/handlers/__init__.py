@@ -1,1 +1,1 @@
-"""Handlers: functions registered for the messages of a topic, and their parameters."""
+"""Register functions as handlers for the messages of a topic, and fill their parameters."""

@@ -1,7 +1,7 @@
-"""Call a handler inside its wrappers.
+"""Call a handler with the code that runs around it: interceptors, middleware, dependencies.
 
-The outermost wrappers are the `around_` hooks of interceptors. Inside them are the handler's
-middleware, and then its dependencies. A handler without wrappers is called directly.
+Interceptors are the outermost of these wrappers, with their `around_` hooks. Inside them are the
+handler's middleware, and then its dependencies. A handler without wrappers is called directly.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class WrappedRun:
         self._unfinished = 0
 
     def begin(self, call: Callable[..., Any], **filled: Any) -> Any:
-        """Call the innermost function, inside all middleware."""
+        """Call the handler's function, inside all middleware, and record that it was called."""
         self.has_begun = True
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Return a function that does the same, and note whether its result is awaited."""
+        """Return a function that does the same, and record whether its result is awaited."""
 
         async def finish(subject: Any) -> None:
             try:
@@ -67,7 +67,7 @@ class WrappedRun:
 
 
 class WrappedCall:
-    """Calls one handler inside hooks, middleware and dependencies."""
+    """Calls one handler with its interceptors, middleware and dependencies around it."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class WrappedCall:
     # --- in a thread -----------------------------------------------------------------------------
 
     def run(self, run: WrappedRun, delivery: DeliveryData) -> None:
-        """Run a plain handler for one delivery."""
+        """Run a handler that is not async, for one delivery."""
         self._call_around(partial(self._run_one, run), delivery)
 
     def run_batch(self, deliveries: list[DeliveryData]) -> None:
-        """Run a plain handler for a list of deliveries."""
+        """Run a handler that is not async, for a list of deliveries."""
         self._call_around(self._run_list, deliveries)
 
     def _call_around(self, call_next: Callable[[Any], None], subject: Any) -> None:
@@ -178,11 +178,11 @@ def wrapped_call(
     process_values: Values,
     function: Callable[..., Any],
 ) -> WrappedCall | None:
-    """Return the call of a handler inside its wrappers, or None if it has no wrappers.
+    """Return an object that calls a handler inside its wrappers, or None if it has no wrappers.
 
     Raises:
-        InvalidType: An interceptor has `around_` hooks only for the other kind of handler (plain or
-            async).
+        InvalidType: An interceptor has `around_` hooks for async handlers only, and this handler is
+            not async, or the reverse.
     """
     around = hooks.around(handler)
     if not around and not middleware and not handler.dependencies:

@@ -1,8 +1,8 @@
-"""Dependencies: values that a handler's parameters request, and functions that make the values.
+"""Find the dependencies of a handler: values that functions make for its parameters.
 
-`Depends(get_session)` marks a parameter. When a handler is registered, its dependencies are read
-into a tree of `Node` objects. Before a run of the handler, `rmq.kernel.handlers.scopes` makes the
-values.
+The mark `Depends(get_session)` on a parameter names the function. When a handler is registered, its
+dependencies are read into a tree of `Node` objects. Before a run of the handler,
+`rmq.kernel.handlers.scopes` makes the values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_async_function(function: Any) -> bool:
 
 
 def innermost(function: Any) -> Any:
-    """Return the function that a call finally runs, without partials and callable objects."""
+    """Return the function that runs when a partial or a callable object is called."""
     inner = _without_partial(function)
     if inspect.isfunction(inner) or inspect.ismethod(inner):
         return inner
@@ -67,7 +67,7 @@ overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Dependency:
-    """Marks a parameter with the function that makes its value, and with the value's lifetime."""
+    """The mark of a parameter: the function that makes its value, and the value's lifetime."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope) -> None:
         self.function = function
@@ -78,15 +78,18 @@ class Dependency:
 
 
 def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
-    """Mark a parameter of a handler, or of a dependency, whose value a function makes.
+    """Let a function make the value of a parameter.
 
-    `db: Annotated[Session, rmq.Depends(get_session)]`, or `db: Session = rmq.Depends(get_session)`.
+    The parameter belongs to a handler, or to another such function.
+
+    Write `db: Annotated[Session, rmq.Depends(get_session)]`, or `db: Session =
+    rmq.Depends(get_session)`.
 
     Args:
         function: Function that returns the value, or yields it once. The code after the yield
             runs after the handler, even if the handler failed. The function may have dependencies.
-        scope: With "run", each run of a handler has its own value. With "process", all runs share
-            one value. It is made before the worker receives messages, and kept until the worker has
+        scope: "run" makes a new value for each run of a handler. "process" makes one value for all
+            runs, before the worker receives messages. This value is kept until the worker has
             stopped.
 
     Raises:
@@ -169,7 +172,7 @@ class Reader:
         return InvalidType(f"{self._owner}: dependency {_name(function)}: {why}")
 
     def node(self, dependency: Dependency) -> Node:
-        """Return the `Node` of a dependency, with the nodes of all its own dependencies.
+        """Return the `Node` of a dependency, which includes the nodes of its own dependencies.
 
         Raises:
             InvalidType: The function cannot be called, or depends on itself.
@@ -220,7 +223,7 @@ class Reader:
         return node
 
     def _check(self, node: Node) -> None:
-        """Refuse a function that lives longer than its own dependencies, or cannot await them."""
+        """Raise an error if a function lives longer than its dependencies, or cannot await them."""
         for below in node.parameters.values():
             if node.scope == "process" and below.scope == "run":
                 raise self.refused(
@@ -302,7 +305,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all their dependencies. Each node comes once, after its dependencies."""
+    """Return nodes and all their dependencies in the order in which to make their values."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -317,7 +320,7 @@ def flattened(nodes: Iterable[Node]) -> list[Node]:
 
 
 def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
-    """Return the `Depends` mark in a parameter's default or annotation, or None."""
+    """Return the mark that `Depends` put into a parameter's default or annotation, or None."""
     if isinstance(parameter.default, Dependency):
         return parameter.default
     for mark in getattr(hint, "__metadata__", ()):
@@ -327,7 +330,10 @@ def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
 
 
 def mentions_depends(parameter: inspect.Parameter) -> bool:
-    """Return whether an annotation that cannot be evaluated contains `Depends`."""
+    """Return whether the text of an annotation contains `Depends`.
+
+    It is used for an annotation that cannot be evaluated.
+    """
     return isinstance(parameter.annotation, str) and "Depends" in parameter.annotation
 
 
@@ -343,7 +349,7 @@ def read_hint(
 
 
 def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the generator function below @contextmanager, or the function itself."""
+    """Return the generator function that @contextmanager decorates, or the function itself."""
     if getattr(function, "__code__", None) in _MANAGER_CODES:
         wrapped: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
         return wrapped
@@ -358,13 +364,16 @@ def lifespan_node(function: Callable[..., Any]) -> Node:
     """Return the `Node` of a function that runs around the life of a worker.
 
     Raises:
-        InvalidType: The value of a parameter is unknown, or lives shorter than the worker.
+        InvalidType: The value of a parameter is unknown, or does not live as long as the worker.
     """
     return Reader("lifespan", {}, overrides).node(Dependency(function, "process"))
 
 
 def check_lifespan(function: F) -> F:
-    """Return a lifespan function, or raise if it does not yield or cannot be called."""
+    """Return a function that runs around the life of a worker, if it is valid.
+
+    Raise an error if the function does not yield, or cannot be called.
+    """
     if not callable(function) or not lifespan_node(function).is_manager:
         raise InvalidType(
             f"lifespan: {_name(function)} does not yield; write what is to be done at the start, "

@@ -1,7 +1,7 @@
-"""Handlers: functions registered for a topic, and the choice of a handler for a message.
+"""Register functions as handlers of a topic, and choose the handler of a message.
 
-A registration checks everything it can: the signature, the annotations, the options. The worker
-decides how the function is run (`rmq.worker`).
+A registration checks the signature, the annotations and the options of a function. The worker
+(`rmq.worker`) runs the function.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Handler:
     def _read_middleware(self) -> None:
         """Check the middleware around the function.
 
-        A claim is taken before all other middleware runs.
+        If middleware claims a business key, the claim is made before all other middleware runs.
         """
         attached = interceptor.middleware_of(self.function)
         claiming = [each for each in attached if isinstance(each, Idempotent)]
@@ -136,7 +136,7 @@ class Handler:
         interceptor.mark_registered(self.function)
 
     def follow(self, settings: Settings) -> None:
-        """Adapt the handler to the settings of its topic, which were read from Redis.
+        """Adapt the handler to the settings of its topic, once they have been read from Redis.
 
         Raises:
             InvalidValue: The settings do not allow `ordered`, or the lease does not fit the
@@ -147,9 +147,9 @@ class Handler:
             each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
 
     def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Refuse to start if a store of the middleware lacks something, for example a table.
+        """Raise an error if a store of the middleware lacks something, for example a table.
 
-        `loop` is the event loop of async handlers, which runs in another thread.
+        The argument `loop` is the event loop of async handlers, which runs in another thread.
         """
         for each in self.middleware:
             if self.is_async:
@@ -164,19 +164,19 @@ class Handler:
         The body is converted only once.
 
         Raises:
-            DecodeError: The body does not fit.
+            DecodeError: The body does not have the annotated type.
         """
         if self.body_converter is not None and delivery.claim is None:
             delivery.body = self.body_converter(delivery.body)
         return delivery.body
 
     def arguments(self, delivery: InnerDelivery, shown: DeliveryData) -> tuple[Any, ...]:
-        """Return the arguments for the function.
+        """Return the arguments with which to call the handler's function.
 
-        `shown` is the delivery as the function sees it.
+        The argument `shown` is the delivery object that the function may get.
 
         Raises:
-            DecodeError: The body does not fit.
+            DecodeError: The body does not have the annotated type.
         """
         body = delivery.body
         if self.body_converter is not None:
@@ -192,7 +192,8 @@ class Handler:
     ) -> BaseException | Policy | None:
         """Return the rule for settling a delivery after an error.
 
-        The rule is Snooze, Reject, Retry or a retry policy. None means the topic's retry policy.
+        The rule is an instance of Snooze, Reject or Retry, or a retry policy. None means the
+        topic's retry policy.
         """
         if isinstance(error, Snooze | Reject | Retry):
             return error
@@ -269,16 +270,18 @@ def _types(asked: object) -> tuple[str, ...]:
 
 
 def caller_locals(depth: int) -> Mapping[str, Any]:
-    """Return the local names of the function in which a handler is defined.
+    """Return the local variables of the function that defines a handler.
 
-    Annotations of the handler may use these names.
+    The handler's annotations may use these variables, for example a class defined in the same
+    function. The argument `depth` says how far up the stack that function is: 1 is the direct
+    caller.
     """
     frame = sys._getframe(depth)
     return {} if frame.f_locals is frame.f_globals else frame.f_locals
 
 
 class TopicHandlers:
-    """The handlers of one topic: handlers for message types, and a default handler.
+    """The handlers of one topic: one for each message type, and a default handler.
 
     The object is immutable: adding a handler makes a new object.
 
@@ -286,8 +289,8 @@ class TopicHandlers:
         context: The topic.
         default: Handler of all messages that have no handler in `by_type`, or None.
         by_type: Handlers by message type.
-        lease_ms: Lease in ms. It is the same for all handlers, because it belongs to the topic.
-        has_claims: Whether at least one handler claims a key for each of its messages.
+        lease_ms: Lease in ms, the same for all handlers of the topic.
+        has_claims: Whether at least one handler claims a business key for each of its messages.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
@@ -318,7 +321,7 @@ class TopicHandlers:
     def route(self, message_type: str | None) -> Handler | None:
         """Return the handler for a message type, or None if there is none.
 
-        The topic's setting `unhandled` says what happens to a message without a handler.
+        The topic's setting `unhandled` says how long a message without a handler waits.
         """
         return self.by_type.get(message_type, self.default)
 

@@ -1,10 +1,15 @@
-"""Idempotency by claims: a message's business key is claimed in Redis before its handler runs.
+"""Run a handler once for each business key, by a claim in Redis.
 
-A claim is CONSUMING while its owner works. The claim lasts as long as the owner's lease and is
-renewed together with the lease. When the work is done, the claim is CONSUMED and is kept for the
-time in `ttl`. If a copy of the message finds a CONSUMED claim, the copy is acked and not handled.
-If a copy finds a CONSUMING claim, the copy is released for a while and loses no retry. This copy is
-not acked, because the owner may still fail. After a failed run, only the owner removes its claim.
+A business key identifies work that must be done once. A claim is a key in Redis that says which
+delivery does, or did, this work.
+
+A claim is CONSUMING while its owner works. It lasts as long as the owner's lease, and is renewed
+together with the lease. When the work is done, the claim is CONSUMED and is kept for the time in
+`ttl`.
+
+Another message with the same key is acked and not handled if the claim is CONSUMED. If the claim is
+CONSUMING, the other message is released for a while, at no cost of a retry. It is not acked,
+because the owner may still fail. After a failed run, only the owner removes its claim.
 
 Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
 an owner and is renewed.
@@ -44,23 +49,25 @@ DAY_S = 86_400.0
 
 
 class Store(Protocol):
-    """A store in which `idempotent` records finished work: `rmq.Claims` or `rmq.ledger.Ledger`."""
+    """Protocol of a store in which `idempotent` records finished work.
+
+    The stores are `rmq.Claims` and `rmq.ledger.Ledger`.
+    """
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
         """Return the middleware that runs around a handler."""
 
 
 class Claims:
-    """Claims in the topic's Redis, for `@rmq.idempotent` and for consumers without a worker.
+    """Claims business keys in the topic's Redis, for `@rmq.idempotent` or without a worker.
 
     Args:
-        consumer: Name of the consumer that has these claims. Other consumers of the topic have
-            their own claims.
+        consumer: Name under which the claims are stored. Claims under other names are independent.
 
-    Guarantee:
-        While Redis keeps the claim of a key, runs for this key do not overlap. After a successful
-        run, no other run begins. The work may be done again in three cases: the claim was deleted,
-        Redis lost the claim, or the process stopped during its work for longer than its lease.
+    Guarantee: While Redis keeps the claim of a key, handlers for this key do not run at the same
+        time. After a successful run, no handler runs for the key again. The work may be done again
+        in three cases: the claim was deleted, Redis lost the claim, or the process was stopped
+        during its work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -78,12 +85,12 @@ class Claims:
     def first(
         self, deliveries: Iterable[Delivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[Delivery]:
-        """Claim the keys of deliveries in one call, and return the deliveries to work on.
+        """Claim the business keys of deliveries in one call, and return the deliveries to work on.
 
         This method settles all deliveries that it does not return. If the work of a delivery was
-        done before, the delivery is acked. If another delivery of the same key is in progress, the
-        delivery is released for a while. Settle each returned delivery, for example by `with
-        delivery:`. An ack marks the delivery's key as done. Any other verb gives the claim up.
+        done before, the delivery is acked. If another delivery works on the same key, the delivery
+        is released for a while. Settle each returned delivery, for example by `with delivery:`. An
+        ack marks the delivery's key as done. Any other way of settling gives the claim up.
 
         Args:
             deliveries: Deliveries of one consumer, as `receive` returned them. Lost deliveries are
@@ -115,15 +122,18 @@ class Claims:
     def claim(
         self, delivery: Delivery | AsyncDelivery, *, key: Key = None, ttl: Duration = DAY_S
     ) -> Claiming:
-        """Claim the key of one delivery, and settle the delivery, for `with` or `async with`.
+        """Claim the business key of one delivery in a `with` block, which settles the delivery.
+
+        Use `async with` for an async delivery.
 
             with claims.claim(d, key=lambda body: body["payment"]) as won:
                 if won:
                     pay(d.body)
 
         At the end of the block the message is acked, or released if another delivery has the claim.
-        An exception nacks the message. For arguments and errors see `first`. If the claim was gone
-        before the work was done, the end of the block acks the message and raises ClaimLost.
+        If the block raises an exception, the message is nacked. The method `first` describes the
+        arguments and errors. If the claim was gone before the work was done, the message is acked
+        and ClaimLost is raised.
         """
         return Claiming(self, delivery, key, ttl)
 
@@ -146,7 +156,7 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Attach to each delivery a claim that is not taken yet, and return the deliveries."""
+    """Attach to each delivery a claim that Redis does not have yet, and return the deliveries."""
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
@@ -184,7 +194,7 @@ class Claiming:
         return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return the seconds for which to release the message if its key is taken, or None."""
+        """Return how many seconds to release the message if its key is busy, or None."""
         claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
@@ -222,7 +232,10 @@ class Claiming:
 
 
 class Idempotent(Middleware):
-    """Claims in Redis around a handler. The worker takes the claims of a batch in one call."""
+    """Middleware that runs a handler only for deliveries that have claimed their business key.
+
+    The worker claims the keys of a batch in one call.
+    """
 
     accepts_batches = True
 
@@ -232,7 +245,7 @@ class Idempotent(Middleware):
         self._ttl_ms = ttl_ms
 
     def check_lease(self, lease_ms: int) -> None:
-        """Refuse a `ttl` that is shorter than the lease."""
+        """Raise an error if `ttl` is shorter than the lease."""
         if self._ttl_ms < lease_ms:
             raise InvalidValue(
                 f"ttl: {self._ttl_ms / 1000:g} s, and a lease is {lease_ms / 1000:g} s: a message "
@@ -240,7 +253,7 @@ class Idempotent(Middleware):
             )
 
     def claim_of(self, delivery: DeliveryData) -> Claim:
-        """Return the claim of a delivery.
+        """Return a new claim for the business key of a delivery.
 
         Raises:
             InvalidKey: The delivery has no usable key.
@@ -251,7 +264,7 @@ class Idempotent(Middleware):
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
     def prepare(self, delivery: DeliveryData, fit: Callable[[InnerDelivery], object]) -> None:
-        """Attach the claim to a delivery.
+        """Attach a claim to a delivery before its handler runs.
 
         A delivery without a key fails later, when its handler would run.
 
@@ -269,7 +282,10 @@ class Idempotent(Middleware):
 
 
 class Checked(Idempotent):
-    """Claims in Redis with a check, a function that says whether the work was done before."""
+    """Middleware that claims business keys, and also asks a check function.
+
+    The function says whether the work was done before.
+    """
 
     accepts_batches = False
 
@@ -278,7 +294,7 @@ class Checked(Idempotent):
         self._check = check
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Refuse an async check for a plain handler."""
+        """Raise an error if the check function is async and the handler is not."""
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
@@ -286,14 +302,14 @@ class Checked(Idempotent):
             )
 
     def run(self, delivery: DeliveryData, inner: Next) -> bool:
-        """Run the handler unless the check finds that the work was done."""
+        """Run a handler unless the check function says that the work was done."""
         if not self._check(delivery):
             return False
         inner()
         return True
 
     async def run_async(self, delivery: DeliveryData, inner: NextAsync) -> bool:
-        """Run an async handler unless the check finds that the work was done."""
+        """Run an async handler unless the check function says that the work was done."""
         fresh = self._check(delivery)
         if not (await fresh if inspect.isawaitable(fresh) else fresh):
             return False
@@ -304,28 +320,28 @@ class Checked(Idempotent):
 def idempotent(
     store: Store, *, key: Key = None, ttl: Duration = DAY_S, check: Check | None = None
 ) -> Callable[[F], F]:
-    """Run a handler once for each business key. Write it below `@topic.handler`.
+    """Run a handler once for each business key. Write this decorator below `@topic.handler`.
 
-    You can still call the function directly. A worker runs the function only for a delivery that
-    has claimed its key. If the work for the key is done, another message with the key is acked. If
-    the work is in progress, the other message is released for a while and loses no retry. If the
-    run fails, the claim is given up.
+    A worker runs the function only for a delivery that has claimed its key. If the work for the key
+    is done, another message with the key is acked. If the work is in progress, the other message is
+    released for a while, at no cost of a retry. If the run fails, the claim is given up. You can
+    still call the function directly.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
         key: Business key of a message, 1 to 200 bytes of UTF-8 or an int. Pass "header:NAME" for a
-            header, or a function that gets the body as the handler gets it. None uses the message's
-            id without its slot. For a message from an outbox this is `rmq.outbox.stub_id`. For a
-            message with a dedup key, the slot and the acceptance number are added.
+            header, or a function that gets the handler's body. None uses the message's id without
+            its slot, and for a message from an outbox this is `rmq.outbox.stub_id`. If the message
+            has a dedup key, the slot and the acceptance number are added.
         ttl: How long a key is remembered after its work is done, seconds or timedelta, at least
             the lease.
-        check: Function that gets the delivery after the claim was taken. It returns True if the
-            work must be done, and False if the work was done before. An exception counts as a
-            failure of the handler.
+        check: Function that is called with the delivery after the key was claimed. It returns True
+            if the work must be done, and False if the work was done before. An exception counts as
+            a failure of the handler.
 
     Raises:
-        InvalidType, InvalidValue: An argument is not valid. At run time, a message without a
-            usable key fails with `rmq.InvalidKey`, and the handler is not run.
+        InvalidType, InvalidValue: An argument is not valid. Later, a message without a usable key
+            fails with `rmq.InvalidKey`, and the handler is not run.
     """
     if not callable(getattr(store, "guard", None)):
         raise InvalidType(

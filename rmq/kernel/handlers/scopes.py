@@ -1,8 +1,8 @@
-"""Open the dependencies of handlers around each run.
+"""Make the values of a handler's dependencies before each run, and clean up after it.
 
-An error of the run is raised inside the dependency. The dependency cannot hide this error, because
-the error decides how the message is settled. If the dependency's clean-up raises another error, the
-other error replaces the error of the run.
+If the run fails, its error is raised at the `yield` of each dependency. A dependency cannot hide
+this error, because the error decides how the message is settled. If the clean-up raises another
+error, the other error replaces the error of the run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RunScope:
     def call(
         self, function: Callable[..., None], delivery: DeliveryData | None, /, **filled: Any
     ) -> None:
-        """Call a plain function with the dependencies' values as keywords, and then clean up."""
+        """Call a function with the dependencies' values as keywords, and then clean up."""
         values = self._process_values.copy()
         with ExitStack() as stack:
             for node in self._nodes:

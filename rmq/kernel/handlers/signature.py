@@ -1,4 +1,4 @@
-"""The signature of a handler: the parameters for body, delivery and dependencies.
+"""Read the signature of a handler: its parameters for body, delivery and dependencies.
 
 A signature that cannot work is refused when the handler is registered.
 """
@@ -30,8 +30,8 @@ class Signature:
     """The parameters of a handler's function.
 
     Attributes:
-        arguments: Positional arguments of the call. In "b", "d", "bd" and "db" a "b" is the body,
-            and a "d" is the delivery. "list" is the list of deliveries of a batch.
+        arguments: Positional arguments of the call: "b", "d", "bd" or "db", where "b" is the body
+            and "d" is the delivery. "list" is the list of deliveries of a batch.
         body_type: Annotation of the body, or None.
         dependencies: Parameters that are marked with `Depends` and passed by name.
 
@@ -40,7 +40,7 @@ class Signature:
         function: Function of the handler.
         is_async: Whether the function is an `async def`.
         is_batch: Whether the function gets a list of deliveries.
-        filled: Names of the parameters that the handler's middleware fills.
+        filled: Names of the parameters that get values from the handler's middleware.
         body: Type of the body if an annotation cannot express it, or None.
         local_names: Names of the enclosing function that annotations may use.
 
@@ -161,7 +161,7 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types. If `lenient` is true, skip unreadable annotations."""
+        """Return the annotations as types. If `lenient` is True, skip unreadable annotations."""
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:
@@ -179,7 +179,7 @@ class Signature:
 
 
 def _may_be(kind: type, annotation: Any) -> bool:
-    """Return whether a parameter with this annotation may get an object of this class."""
+    """Return whether an annotation allows an object of a class."""
     if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
         return any(_may_be(kind, each) for each in get_args(annotation))
     plain = get_origin(annotation) or annotation
