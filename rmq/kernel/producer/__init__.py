@@ -1,1 +1,1 @@
-"""Send: turn messages into calls of scripts, and replies into results."""
+"""Send messages: turn them into calls of scripts, and replies into results."""

@@ -1,4 +1,4 @@
-"""Divide messages into batches, one for each call: check, encode, choose slots, make ids."""
+"""Check and encode messages, and divide them into batches, one for each call."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class SendBatch:
         self.sequence: SlotSequence | None = None
 
     def set_apart(self, worth: int) -> None:
-        """Move large bodies out of records, unless their total size is below `worth` bytes.
+        """Move large bodies out of records if this saves enough time.
 
-        A reference replaces each body in its record.
+        A reference replaces each body in its record. If the bodies together have fewer than `worth`
+        bytes, they stay in the records.
         """
         if sum(map(len, self.large.values())) < worth:
             self.large.clear()
@@ -60,7 +61,7 @@ class SendBatch:
             self.parts[2 * at : 2 * at + 2] = head, rest[: -len(body)] + reference
 
     def is_uniform(self) -> bool:
-        """Return whether the messages are new and differ only in bodies and headers."""
+        """Return whether the messages have new ids and differ only in bodies and headers."""
         if self.merging is not None or self.given_ids:
             return False
         heads = self.parts[::2]
@@ -80,8 +81,9 @@ def make_batches(
     """Check and encode all messages and make their ids. Append batches to `batches`.
 
     The argument `batch_max` is the largest number of messages in a batch. If `kept` is True, the
-    caller may send the new ids again. If `staged` is True, the messages go to a stage. In a stage,
-    large bodies stay in their records, and each message with a merge key has its own batch.
+    caller may repeat the send with the new ids. If `staged` is True, the messages go to a stage. In
+    a stage, large bodies stay in their records, and each message with a merge key has its own
+    batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
@@ -98,7 +100,7 @@ def make_batches(
 
 
 class Outdated(Exception):
-    """Raised if settings were read again after messages were encoded.
+    """Raised if the topic's settings were read again after messages were encoded.
 
     The slots of the topic may have changed.
     """
@@ -110,12 +112,11 @@ def _batch_alike(
     batches: list[SendBatch],
     batch_max: int,
 ) -> bool:
-    """Make batches of messages that have only a body and the same priority.
+    """Make batches quickly if all messages have the same priority and no other option.
 
-    For other messages, return False.
+    Return False, and make no batches, if the messages have other options.
 
-    Each pass does one step for the whole batch, which is faster than `_batch_each`. If the result
-    is False, `batches` is unchanged.
+    Each pass does one step for the whole batch, which is faster than `_batch_each`.
     """
     settings = context.settings
     if settings.expires_ms or context.keep_s or context.hooks.producer_sequence is not None:
@@ -146,7 +147,9 @@ def _batch_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the common head and the bodies of encoded messages, or None if heads differ.
+    """Return the common head and the bodies of encoded messages.
+
+    Return None if the heads differ.
 
     A head is the first four bytes of a record.
     """
@@ -160,7 +163,9 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages. Return their common head and their bodies, or None if heads differ.
+    """Encode messages. Return their common head and their bodies.
+
+    Return None if the heads differ.
 
     A head is the first four bytes of a record.
     """

@@ -1,4 +1,4 @@
-"""Check and encode a message before it has an id. This code serves all kinds of sends."""
+"""Check and encode a message before it has an id, for all kinds of sends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EncodedMessage:
 
     @classmethod
     def plain(cls, settings: Settings, head: bytes, body: bytes) -> EncodedMessage:
-        """Return a message made from the result of `encode_plain`."""
+        """Make the object from the result of `encode_plain`."""
         message = cls()
         message.settings, message.head, message.body = settings, head, body
         message.is_plain = True
@@ -66,7 +66,7 @@ class EncodedMessage:
 
     @property
     def size(self) -> int:
-        """The largest number of bytes that the message takes in a call."""
+        """The largest number of bytes that the message adds to a call of Redis."""
         return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 
 
@@ -137,7 +137,9 @@ def encode(
 
 
 def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes | None:
-    """Return the basis that selects the slot of a message: its group, or its `slot_basis`.
+    """Return the text that selects the slot of a message: its group or its `slot_basis`.
+
+    Return None if the message has neither.
 
     Raises:
         InvalidValue: Both are given and differ.
@@ -182,7 +184,10 @@ def is_plain(out: Outgoing) -> bool:
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
-    """Check and encode a plain message. Return the record's head and the encoded body."""
+    """Check and encode a message without options except a priority.
+
+    Return the record's head and the encoded body.
+    """
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)
     if len(body) > settings.max_body:
@@ -209,7 +214,8 @@ def _keep_mark(keep_s: int) -> dict[str, str]:
 def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
     """Encode the headers of a message.
 
-    The order is: RMQ's headers with a fixed position, the sender's headers, other headers of RMQ.
+    RMQ's headers with a fixed position come first, then the sender's headers, then RMQ's other
+    headers.
 
     The argument `keep_s` is the time for which the result is kept, in seconds, or 0.
     """
@@ -234,7 +240,7 @@ def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
 
 
 def group_mark(topic: str, settings: Settings, out: Outgoing) -> str:
-    """Check the group of a message.
+    """Check the group of a message, and encode it as a header.
 
     Return the value of the group's header, or '' if the message has no group.
     """
@@ -271,7 +277,7 @@ def _marks(out: Outgoing) -> dict[str, str]:
 
 
 def _check_due(out: Outgoing, allow_past: bool) -> int:
-    """Return a message's due time in epoch ms, its delay in ms, or 0.
+    """Check a message's due time or delay. Return the due time in epoch ms, or the delay in ms.
 
     The result is 0 if the message is due at once.
     """
@@ -294,7 +300,7 @@ def _range_ms(time_range: object) -> int:
 
 
 def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
-    """Check the merge options. Return the time range in ms, or 0 if the message does not merge."""
+    """Check the merge options. Return the time range in ms, or 0 without a merge key."""
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":
             raise InvalidValue("merge, extend, max_wait: they need merge_key and time_range")

@@ -28,11 +28,11 @@ def send(
     store: Callable[[Iterable[Outgoing]], Stored],
     messages: Iterable[Outgoing],
 ) -> Stored:
-    """Send messages with the function `store`, with references in place of large bodies.
+    """Write large bodies to the object store, then send the messages with references to them.
 
-    All messages are checked before the first object is written. If Redis refuses a message, its
-    object is removed. If the outcome of a message is unknown, its object stays until unused objects
-    are removed.
+    The argument `store` is the function that sends the messages. All messages are checked before
+    the first object is written. If Redis refuses a message, its object is removed. If the outcome
+    of a send is unknown, its objects stay until unused objects are removed.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -60,11 +60,10 @@ def send(
 def set_apart(
     context: TopicContext, codec: Offloaded, out: Outgoing
 ) -> tuple[Outgoing, Object | None]:
-    """Encode the body of a message.
+    """Encode the body of a message, and replace a large body by a reference.
 
-    Return the message with the encoded body. If the body is large, the message has a reference
-    instead, and the object is also returned. The caller must write the object before it sends the
-    message.
+    Return the new message. If the body is large, also return the object to store. The caller must
+    write this object before it sends the message.
     """
     data = codec.encode(out.body)
     if len(data) <= min(codec.above, context.settings.max_body):
@@ -78,10 +77,10 @@ def _unused(
     objects: Mapping[int, Object],
     results: Sequence[SendResult],
 ) -> Flow[list[Reference]]:
-    """Return references to the objects of duplicates, because no record needs these objects.
+    """Return references to objects that no message needs, because the send was a duplicate.
 
-    A duplicate may be this send itself, repeated after a lost reply. If its message is already
-    settled, the object is removed a second time, which is harmless.
+    A duplicate may be a repeat of this send after a lost reply. If its message is already settled,
+    the object is removed a second time, which is harmless.
     """
     unused = []
     for at, (reference, _) in objects.items():
@@ -94,6 +93,9 @@ def _unused(
 
 
 def remove(references: list[Reference]) -> Flow[None]:
-    """Remove objects. Objects that cannot be removed stay until unused objects are removed."""
+    """Remove objects from the store.
+
+    Objects that cannot be removed now stay until RMQ removes unused objects.
+    """
     if references:
         yield InThread(partial(object_store.remove_all, references))

@@ -1,4 +1,7 @@
-"""Report to Redis which audit numbers a producer has given to accepted messages."""
+"""Report to Redis which audit numbers a producer has given to accepted messages.
+
+An audit compares these numbers with stored and settled messages, to find lost ones.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ CALLS_MAX = 100  # calls in one round trip
 
 
 def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
-    """Register the first numbers of new sequences in Redis, before their first message."""
+    """Register a producer's new sequences of audit numbers in Redis, before their first message."""
     new = [sequence for sequence in sequences if sequence.must_register]
     if new:
         yield from pipeline(
@@ -47,15 +50,15 @@ def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None
 
 
 def schedule(producer: ProducerSequence) -> Flow[None]:
-    """Start a report in the background within a second."""
+    """Start a report of audit numbers in the background within a second."""
     if producer.schedule_report():
         yield InBackground(REPORT_S, lambda: report(producer))
 
 
 def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
-    """Report all unreported numbers.
+    """Report all audit numbers that were not reported yet.
 
-    If Redis is away and `again` is True, try again in a second.
+    If Redis cannot be reached and `again` is True, try again in a second.
     """
     producer.report_started()
     while True:

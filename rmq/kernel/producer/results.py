@@ -1,4 +1,4 @@
-"""Results of a send, in the order of its messages."""
+"""Keep the results of a send in the order of its messages."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
     """Return the id of the message into which another message was merged.
 
     Args:
-        id: Id of the merged message. Both messages are in the same slot.
-        members: Concatenated members of the messages into which a call merged messages.
-        at: Index of the member.
+        id: Id of the merged message.
+        members: Names in Redis (members) of the messages into which a call merged messages, joined.
+        at: Index of the name.
     """
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])
 
 
 class CallResults(Sequence[SendResult]):
-    """Results of the messages of one call. Each result is made when it is accessed.
+    """The results of the messages of one call, each made when it is accessed.
 
     The sequence compares and prints like a list of results.
     """
@@ -91,12 +91,12 @@ class CallResults(Sequence[SendResult]):
 
 
 class Results:
-    """Results in the order of the messages, with None for a message without a result.
+    """The results of a send so far, in the order of its messages.
 
     Attributes:
-        rows: Result of each message.
+        rows: Result of each message, or None for a message without a result.
         refusal: Error for messages that were refused because the topic was resized, or None.
-        unfinished: Groups whose last messages must be sent in another call.
+        unfinished: Batches whose last messages must be sent in another call.
     """
 
     __slots__ = ("refusal", "rows", "unfinished")
@@ -109,7 +109,7 @@ class Results:
     def with_those_of(
         self, indexes: Sequence[int], results: Sequence[SendResult | None]
     ) -> list[SendResult | None]:
-        """Return a copy of the results, with other results for the messages at some positions."""
+        """Return a copy of the results in which the results at some positions are replaced."""
         rows = list(self.rows)
         for index, result in zip(indexes, results, strict=False):
             rows[index] = result
@@ -125,5 +125,5 @@ class Results:
             self.rows[index] = result
 
     def complete(self) -> Sequence[SendResult]:
-        """Return the results. Call it only if each message has a result."""
+        """Return the results. Call this only if each message has a result."""
         return cast(Sequence[SendResult], self.rows)

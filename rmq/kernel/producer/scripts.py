@@ -1,4 +1,4 @@
-"""Commands that accept messages: send and merge."""
+"""Build the commands with which Redis accepts messages: send and merge."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ MERGE_PARTS = 3  # arguments for each merging message
 def audit_report(
     keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> Command[int]:
-    """Report the numbers that a producer has completed in a slot.
+    """Report to Redis which audit numbers a producer has completed in a slot.
 
-    All numbers up to the number in `sent` are complete. No message has the numbers in `ranges`. The
-    argument `old` is the value of `sent` in the previous report, or 0.
+    The argument `sent` is the number up to which all numbers are complete. The argument `ranges`
+    has the numbers that no message has. The argument `old` is the value of `sent` in the previous
+    report, or 0.
     """
     pairs = [number for pair in ranges for number in pair]
     return Command(
@@ -45,7 +46,7 @@ class SendReply(NamedTuple):
 
     @property
     def is_paused(self) -> bool:
-        """Whether sends are paused and nothing was done."""
+        """Whether the script stored nothing because sends are paused."""
         return self.letters == "P"
 
 
@@ -61,7 +62,7 @@ def send(
     parts: Sequence[bytes],
     bodies: Mapping[int, bytes] | None = None,
 ) -> Command[SendReply]:
-    """Accept messages into one slot.
+    """Store messages in one slot.
 
     The argument `parts` has the head and the rest of each record, in the order of the ids. The
     argument `bodies` has the large bodies, by the position of their record.
@@ -87,10 +88,10 @@ def send_one(
     body: bytes,
     apart: int,
 ) -> Command[SendReply]:
-    """Accept one message without options except a priority.
+    """Store one message that has no options except a priority.
 
-    The argument `apart` is the size of the smallest body that is stored outside of its record, in
-    bytes.
+    The argument `apart` is a size in bytes. A body of this size or more is stored outside of its
+    record.
     """
     whole = (head, member_of(id), body)
     if len(body) < apart:
@@ -109,10 +110,10 @@ def send_uniform(
     rests: Sequence[bytes],
     bodies: Mapping[int, bytes] | None = None,
 ) -> Command[SendReply]:
-    """Accept messages without times that differ only in their bodies.
+    """Store messages that differ only in their bodies, and have no due time and no expiry.
 
-    The ids are new and have consecutive stamps. The argument `bodies` has the large bodies as in
-    `send`. If `bodies` is given, all records refer to large bodies.
+    The ids are new and have consecutive stamps. The argument `bodies` has the large bodies, by the
+    position of their record. If it is given, all records refer to large bodies.
     """
     first = member_of(ids[0])
 
@@ -152,7 +153,7 @@ def _send(
     """Return the call of the script `send`.
 
     The argument `write` is the command that stores large bodies outside of the records. Some
-    servers cannot run this command and the script in one transaction. For such a server,
+    servers cannot run this command and the script in one transaction. For them, the function
     `in_records` returns the messages with large bodies in their records.
     """
     before = [
@@ -180,20 +181,22 @@ def merge(
     parts: Sequence[bytes],
     done: int = 0,
 ) -> Command[SendReply]:
-    """Accept messages with merge keys, or merge each into the waiting message of its key.
+    """Store messages with merge keys.
 
-    The reply may have fewer letters than messages. Messages without a letter must be sent in
-    another call.
+    A message is merged into the waiting message that has the same key, if there is one.
+
+    The reply has a one-letter code for each processed message. If the last messages have no code,
+    they must be sent in another call.
 
     Args:
         context: The topic.
         keys: Keys of the slot.
         session: Replay session of the call.
         ids: Ids of the messages.
-        parts: Options, envelope and body of each message. Options are the head and the text `<mode>
-            <max_wait_ms> <largest list that it may join, bytes> `. The options are empty if the
-            previous message has the same options.
-        done: Number of messages that are left out, counted from the first message.
+        parts: Options, envelope and body of each message. The options are the record's head and the
+            text `<mode> <max_wait_ms> <size in bytes of the largest list that it may join> `. They
+            are empty if the previous message has the same options.
+        done: Number of messages to leave out, counted from the first message.
     """
     each, options = list(parts), b""
     if done:

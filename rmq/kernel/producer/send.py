@@ -51,7 +51,7 @@ BLOCK_S = 30.0  # how long a send waits for room if the topic's overflow is "blo
 
 
 class DurabilityOverride(NamedTuple):
-    """The durability of one send, in place of the topic's durability.
+    """The durability of one send, which replaces the topic's durability.
 
     If `level` is None, the durability is "memory".
     """
@@ -60,7 +60,7 @@ class DurabilityOverride(NamedTuple):
 
 
 def block_s(timeout: Duration | None) -> float:
-    """Return how many seconds a send waits for room in a full topic."""
+    """Return how many seconds a send waits while its topic is full."""
     return BLOCK_S if timeout is None else duration_ms(timeout, "timeout", zero=True) / 1000
 
 
@@ -70,11 +70,14 @@ def send(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[SendResult]:
-    """Send one message. `Topic.send` describes `durability` and `timeout`.
+    """Send one message.
 
-    A plain message takes a shorter and faster code path. If the topic is full, paused, resized or
-    was created again, the call is refused and nothing is stored. The message is then sent again as
-    a batch of one. Messages that are sent while other sends are in progress share the next call.
+    `Topic.send` describes the arguments `durability` and `timeout`.
+
+    A message without options takes a shorter and faster code path. Redis refuses this call if the
+    topic is full, paused, resized or was created again. Nothing is then stored, and the message is
+    sent again as a batch of one. Messages that are sent while other sends are in progress share the
+    next call.
     """
     if (
         durability is None
@@ -114,7 +117,7 @@ def send(
 
 
 def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
-    """Send a plain message. Return APART if the message was refused."""
+    """Send a message without options. Return APART if Redis refused the message."""
     slot = next(context.spread)
     id = core_ids.make_one(slot, context.check)
     session = context.sessions.take()
@@ -138,12 +141,15 @@ def send_many(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages, call the interceptors, and return the results in order.
+    """Send messages, and return the results in order.
 
-    `Topic.send` describes `durability` and `timeout`.
+    The hooks of interceptors are called for each message.
 
-    All messages are checked and encoded before the first call. One call stores the messages of one
-    slot that have no merge key: either all of them or none. All calls share a round trip.
+    `Topic.send` describes the arguments `durability` and `timeout`.
+
+    All messages are checked and encoded before the first call. Messages of one slot are stored by
+    one call, either all of them or none. This does not apply to messages with a merge key. All
+    calls share a round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -159,9 +165,9 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 
 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
-    """Send messages with the function `store`.
+    """Send messages with the function `store`, and call the hooks of interceptors.
 
-    If there are interceptors, copies of the messages are sent, because hooks may change them.
+    If there are such hooks, copies of the messages are sent, because hooks may change them.
     """
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
@@ -199,7 +205,10 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the coalescer of sends with this durability. None means the topic's own durability."""
+    """Return the object that joins simultaneous sends with this durability.
+
+    None means the topic's own durability.
+    """
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -210,7 +219,7 @@ def _shared_sends(context: TopicContext, override: DurabilityOverride | None) ->
 def _send_shared(
     context: TopicContext, override: DurabilityOverride | None, messages: Iterable[Outgoing]
 ) -> Stored:
-    """Send one message, in one call with other messages that are sent at the same time."""
+    """Send one message. Messages that are sent at the same time share one call of Redis."""
     (out,) = messages
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -230,8 +239,8 @@ def _send_together(
 ) -> Flow[list[Any]]:
     """Send messages of several callers in one call. Return the outcome of each message.
 
-    If a message is refused because the topic is full, paused, or was resized, its outcome is APART.
-    Its caller then sends the message separately and gets its own result.
+    If Redis refuses a message because the topic is full, paused, or was resized, the outcome is
+    APART. The caller of this message then sends it in a separate call.
     """
     outcomes: list[Any] = [None] * len(items)
     call = partial(_call_together, outcomes=outcomes)
@@ -254,7 +263,7 @@ def _send(
     override: DurabilityOverride | None,
     wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages. If messages were refused because of a resize, send these messages again."""
+    """Send messages. Messages that are refused because the topic was resized are sent again."""
     given: Sequence[Outgoing]
     if isinstance(messages, list | tuple):
         given = messages
@@ -292,9 +301,10 @@ def _send_once(
     override: DurabilityOverride | None,
     call: Callable[..., Flow[None]],
 ) -> Flow[Results]:
-    """Send messages to slots, selected by the number of slots that this client last read.
+    """Send messages without repeating refused ones.
 
-    `call` is `_call` or `_call_together`.
+    Slots are chosen with the number of slots that this client last read. If the topic was resized
+    since then, the results have the refusal. The argument `call` is `_call` or `_call_together`.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -341,9 +351,9 @@ def _send_once(
 
 
 def _next_round(batches: list[SendBatch]) -> tuple[list[SendBatch], list[SendBatch]]:
-    """Split batches into those to send now and those to send in a later round.
+    """Split batches into the ones to send now and the ones to send afterwards.
 
-    The script `merge` may not process all messages of a call. The last messages then need another
+    The script `merge` may leave the last messages of a call unprocessed, so that they need another
     call. A later batch of the same slot must wait for that call, so that the messages keep their
     order.
     """
@@ -373,10 +383,11 @@ def _command(context: TopicContext, batch: SendBatch, session: ReplaySession) ->
 def _replies(
     context: TopicContext, calls: list[Command[Any]], override: DurabilityOverride | None
 ) -> Flow[tuple[list[Any], str, str]]:
-    """Make calls.
+    """Make the calls, and wait for the durability of the send.
 
     Returns:
-        Replies or errors, a text about missing copies or '', and the durability that was reached.
+        Replies or errors, a text that says which copies are missing or '', and the reached
+            durability.
     """
     wanted = context.settings.durability if override is None else override.level
     if wanted is None and len(calls) == 1:
@@ -395,9 +406,11 @@ def _call(
     override: DurabilityOverride | None,
     until: float,
 ) -> Flow[None]:
-    """Make the calls. If a full topic blocks, repeat refused calls until a time.
+    """Make the calls of one send.
 
-    The argument `until` is a time of the monotonic clock.
+    If the topic is full and its setting `overflow` is "block", refused calls are repeated.
+
+    The argument `until` is the time of the last repeat, by the monotonic clock.
     """
     pause = 0.01
     while True:
@@ -454,7 +467,7 @@ def _call_together(
     override: DurabilityOverride | None,
     outcomes: list[Any],
 ) -> Flow[None]:
-    """Make the calls for several callers, and set the outcome of each message.
+    """Make the calls for messages of several callers, and set the outcome of each message.
 
     The outcome is None if the message was refused.
     """
@@ -507,7 +520,7 @@ def _write_results(batch: SendBatch, reply: SendReply, results: Results, level: 
 
 
 def _describe_stored(results: Sequence[SendResult | None], window_ms: int) -> str:
-    """Return a text for an error that says how to repeat a send that is not durable enough."""
+    """Return the part of an error that says how to repeat a send with too little durability."""
     stored = [result.id for result in results if result is not None]
     adds = "adds nothing while the message is there" + (
         f", and for {format_duration(window_ms / 1000)} after it was settled" if window_ms else ""
