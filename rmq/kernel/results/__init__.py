@@ -1,1 +1,1 @@
-"""Results: how messages have ended, as the scripts store and return it."""
+"""Read results, which say how messages have ended."""

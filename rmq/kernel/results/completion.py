@@ -1,4 +1,4 @@
-"""`as_completed`: handles of results in the order in which their messages end."""
+"""Provide `as_completed`, which yields handles of results in the order in which messages end."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ def as_completed(
     handles: Iterable[AsyncResultHandle], timeout: Duration | None = None
 ) -> AsyncCompletion: ...
 def as_completed(handles: Iterable[Any], timeout: Duration | None = None) -> Any:
-    """Yield each handle when its message has ended.
+    """Yield each handle of a result when its message has ended.
 
-    Use `for`, or `async for` with the handles of an async client.
+    Use `for` with handles of a blocking client, and `async for` with handles of an async client.
 
-    `handle.wait()` then returns at once, or raises ResultNotFound for a message without a result.
+    Call `handle.wait()` for the result. It then returns at once, or raises ResultNotFound if the
+    message has no result.
 
     Args:
         handles: Handles of one client, as `topic.result` returns them.
-        timeout: Longest wait in all, seconds or timedelta, or None for no limit.
+        timeout: Longest wait for all messages together, seconds or timedelta, or None for no limit.
 
     Raises:
-        NotFinished: Some messages have not ended in time.
+        NotFinished: At least one message has not ended in time.
     """
     given = list(handles)
     for kind, completion in ((ResultHandle, Completion), (AsyncResultHandle, AsyncCompletion)):

@@ -1,7 +1,7 @@
-"""Entries: how a message has ended, or its progress, as the scripts store it.
+"""Encode and decode entries, which say how a message has ended, or its progress.
 
-`lua/lib/results/results.lua` describes the bytes. The scripts write the letter of the outcome and
-the time. For a message that was handled, its consumer adds the details.
+Scripts store the entries. `lua/lib/results/results.lua` describes the bytes. The scripts write the
+outcome, as a letter, and the time. If the message was handled, its consumer adds the details.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ Kind = int | str | None  # number of a value's codec; TOO_LARGE or NOT_ENCODABLE
 
 
 class Entry(NamedTuple):
-    """How a message has ended, or the progress of a message that runs.
+    """How a message has ended, or the progress of a message whose handler runs.
 
     Attributes:
-        outcome: A value of OUTCOMES, or RUNNING.
+        outcome: A value of OUTCOMES, or RUNNING while the handler runs.
         at_ms: Time of the end, or of the report, in epoch ms.
         worker: Worker that handled the message, or "" if it is unknown.
-        attempts: Number of attempts so far, including an attempt that runs. 0 if it is unknown.
+        attempts: Number of attempts so far, including a running attempt. 0 if it is unknown.
         started_ms: Start of the last attempt in epoch ms, or 0 if it is unknown.
-        kind: Number of the codec that encoded the value, or TOO_LARGE, or NOT_ENCODABLE. It is None
-            without a value.
+        kind: Number of the codec that encoded the value, or TOO_LARGE, or NOT_ENCODABLE. None if
+            there is no value.
         value: The encoded value.
         failure: Failure entry of a message that did not succeed, or empty (see
             `rmq/kernel/core/failure.py`).
-        fraction: Progress from 0 to 1, only for a message that runs.
-        text: Text of the progress, only for a message that runs.
+        fraction: Progress from 0 to 1, only while the handler runs.
+        text: Text of the progress, only while the handler runs.
     """
 
     outcome: str
@@ -73,7 +73,9 @@ def encode_progress(fraction: float, text: str, attempt: int, worker: str) -> by
 
 
 def decode(entry: bytes) -> Entry | None:
-    """Decode an entry. Return None if it is empty, or if its first bytes cannot be read.
+    """Decode an entry that says how a message has ended, or its progress.
+
+    Return None if it is empty, or if its first bytes cannot be read.
 
     Details that cannot be read are omitted.
     """

@@ -1,6 +1,6 @@
 """Read the results of messages, and wait until messages have ended.
 
-The transports run these flows.
+The functions are flows: generators that yield commands for Redis and get the replies.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ AGAIN_S = 30.0  # time after which a waiting caller reads everything again, with
 def check_id(context: TopicContext, id: Id) -> MessageId:
     """Parse and check the id of a message of this topic.
 
-    The topic need not be open.
+    The topic's settings need not be known.
 
     Raises:
-        InvalidValue: The id is of another topic.
+        InvalidValue: The id belongs to a message of another topic.
     """
     message_id = MessageId.parse(id, "id")
     if message_id.check != context.check:
@@ -42,7 +42,7 @@ def check_id(context: TopicContext, id: Id) -> MessageId:
 
 
 def read(context: TopicContext, ids: Iterable[Id]) -> Flow[list[ResultState]]:
-    """Read the states of messages, in the order of the ids."""
+    """Read the states of messages. Return them in the order of the ids."""
     given = [check_id(context, id) for id in ids]
     yield from opening.ensure_open(context, create=False)
     by_slot: dict[int, list[int]] = {}
@@ -71,7 +71,7 @@ class Awaited:
         context: Topic of the message.
         id: Message id.
         state: State that was read last, or None.
-        has_kept: Whether the message was ever seen to keep its result.
+        has_kept: Whether a read has ever shown that the message keeps its result.
     """
 
     context: TopicContext
@@ -81,18 +81,18 @@ class Awaited:
 
     @property
     def signals(self) -> ResultSignals:
-        """The signals about results that the client receives."""
+        """The object that receives the client's signals about results."""
         signals: ResultSignals = self.context.result_signals
         return signals
 
     @property
     def name(self) -> Name:
-        """The channel of the message's slot, and the name of the message on this channel."""
+        """The Pub/Sub channel of the message's slot, and the message's name on this channel."""
         channel = results_channel(self.context.prefix, self.context.name, self.id.slot)
         return channel, self.id.member
 
     def note(self, state: ResultState) -> bool:
-        """Record the state that was read, and return whether the wait for this message is over."""
+        """Record a state that was read. Return whether the wait for this message is over."""
         has_kept, self.has_kept = self.has_kept, self.has_kept or state.keeps
         self.state = state
         if state.outcome is not None or state.place == "dead":
@@ -141,10 +141,10 @@ def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
 def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
     """Read the state of a message.
 
-    Messages that other callers read at the same time are read by the same call.
+    Callers that read at the same time share one call of Redis.
 
-    If a caller has waited too long for a shared call, it first waits for the next shared calls.
-    Otherwise thousands of callers with a call each would use all connections.
+    A caller whose shared call takes too long waits for the next shared calls, and makes its own
+    call only after that. Otherwise thousands of callers with a call each would use all connections.
     """
     reads = signals.reads = signals.reads or Coalescer(_read_all)
     for _ in range(SHARED_TRIES):
@@ -167,7 +167,7 @@ class Waiting:
     """A caller that waits for the results of some messages of one client.
 
     Args:
-        awaited: The messages.
+        awaited: Messages to wait for.
         timeout: Longest wait, seconds or timedelta, or None for no limit.
     """
 
@@ -195,7 +195,7 @@ class Waiting:
 
         A message is finished when it has ended, or if its result is not kept.
 
-        The list is empty after the time limit, or if no message is left.
+        The list is empty if the time is over, or if no message is left.
         """
         waiter = self._waiter
         if self._signals is not None and self._read_all_at is None:
@@ -216,7 +216,7 @@ class Waiting:
         return []
 
     def _read(self, names: Sequence[Name]) -> Flow[list[Awaited]]:
-        """Read the states of messages, and return the messages that are finished."""
+        """Read the states of messages. Return the messages that are finished."""
         due = [each for name in names for each in self._left[name]]
         if len(due) == 1 and self._signals is not None:
             states = [(yield from _read_one(self._signals, due[0]))]

@@ -1,4 +1,4 @@
-"""Handles of results: read the result of a message, or wait for it.
+"""Provide handles, with which callers read the result of a message, or wait for it.
 
 The blocking classes are generated from the async classes of this module.
 """
@@ -19,7 +19,7 @@ from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 
 class HandleBase:
-    """Identifies a message whose result can be read."""
+    """Base class of handles, each of which identifies a message."""
 
     def __init__(self, context: TopicContext, id: MessageId) -> None:
         self._context = context
@@ -27,12 +27,12 @@ class HandleBase:
 
     @property
     def id(self) -> MessageId:
-        """Message id."""
+        """The id of the message."""
         return self._awaited.id
 
     @property
     def topic(self) -> str:
-        """Name of the topic of the message."""
+        """The name of the message's topic."""
         return self._context.name
 
     def __repr__(self) -> str:
@@ -40,7 +40,10 @@ class HandleBase:
 
 
 class AwaitableHandle(HandleBase):
-    """A handle that `await` accepts. `await handle` waits without a time limit."""
+    """A handle that can be awaited.
+
+    `await handle` waits for the result without a time limit.
+    """
 
     def __await__(self) -> Generator[Any, None, MessageOutcome]:
         wait: Any = self.wait  # type: ignore[attr-defined]
@@ -49,9 +52,9 @@ class AwaitableHandle(HandleBase):
 
 
 class AsyncResultHandle(AwaitableHandle):
-    """The result of one message, as `topic.result(id)` returns it.
+    """A handle for the result of one message, as `topic.result(id)` returns it.
 
-    Creating a handle reads nothing. A handle uses no connection, and need not be closed.
+    Creating a handle does not call Redis. A handle uses no connection, and need not be closed.
     """
 
     def __init__(self, transport: AsyncTransport, context: TopicContext, id: MessageId) -> None:
@@ -61,18 +64,18 @@ class AsyncResultHandle(AwaitableHandle):
     async def wait(self, timeout: Duration | None = None) -> MessageOutcome:
         """Wait until the message has ended, and return how it has ended.
 
-        All callers of a client share one connection on which they wait. If Redis does not permit
-        the Pub/Sub channel, a caller reads the result once a second instead.
+        All waiting callers of a client share one connection for Pub/Sub. If the Redis user may not
+        use the channel, a caller reads the result once a second instead.
 
         Args:
-            timeout: Longest wait, seconds or timedelta, or None for no limit. The wait includes the
-                time in which no message has this id yet, for example a follow-up before its ack.
+            timeout: Longest wait, seconds or timedelta, or None for no limit. You may wait for a
+                message that does not exist yet, for example for a follow-up before its ack.
 
         Raises:
             NotFinished: The message has not ended in time. It is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or no longer keeps its result; this is
-                raised at once. Or the id is still unknown after the time limit. The attribute
-                `reason` says which case it is.
+            ResultNotFound: The message keeps no result, or its result is no longer kept. This is
+                raised at once. It is also raised if the id is still unknown after the time limit.
+                The attribute `reason` says which case it is.
             Unavailable: Redis cannot be reached.
         """
         return await self._transport.run(flows.wait(self._awaited, timeout))
@@ -83,13 +86,13 @@ class AsyncResultHandle(AwaitableHandle):
         The state says where the message is, its progress, and how it has ended.
 
         Raises:
-            TopicNotFound: The topic is missing.
+            TopicNotFound: The topic does not exist.
         """
         return (await self._transport.run(flows.read(self._context, [self.id])))[0]
 
 
 class AsyncCompletion:
-    """Yields handles in the order in which their messages end (see `rmq.as_completed`)."""
+    """Yields handles in the order in which their messages end, as `rmq.as_completed` describes."""
 
     def __init__(
         self, handles: Iterable[AsyncResultHandle], timeout: Duration | None = None

@@ -17,9 +17,9 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class ResultHandle(HandleBase):
-    """The result of one message, as `topic.result(id)` returns it.
+    """A handle for the result of one message, as `topic.result(id)` returns it.
 
-    Creating a handle reads nothing. A handle uses no connection, and need not be closed.
+    Creating a handle does not call Redis. A handle uses no connection, and need not be closed.
     """
 
     def __init__(self, transport: Transport, context: TopicContext, id: MessageId) -> None:
@@ -29,18 +29,18 @@ class ResultHandle(HandleBase):
     def wait(self, timeout: Duration | None = None) -> MessageOutcome:
         """Wait until the message has ended, and return how it has ended.
 
-        All callers of a client share one connection on which they wait. If Redis does not permit
-        the Pub/Sub channel, a caller reads the result once a second instead.
+        All waiting callers of a client share one connection for Pub/Sub. If the Redis user may not
+        use the channel, a caller reads the result once a second instead.
 
         Args:
-            timeout: Longest wait, seconds or timedelta, or None for no limit. The wait includes the
-                time in which no message has this id yet, for example a follow-up before its ack.
+            timeout: Longest wait, seconds or timedelta, or None for no limit. You may wait for a
+                message that does not exist yet, for example for a follow-up before its ack.
 
         Raises:
             NotFinished: The message has not ended in time. It is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or no longer keeps its result; this is
-                raised at once. Or the id is still unknown after the time limit. The attribute
-                `reason` says which case it is.
+            ResultNotFound: The message keeps no result, or its result is no longer kept. This is
+                raised at once. It is also raised if the id is still unknown after the time limit.
+                The attribute `reason` says which case it is.
             Unavailable: Redis cannot be reached.
         """
         return self._transport.run(flows.wait(self._awaited, timeout))
@@ -51,13 +51,13 @@ class ResultHandle(HandleBase):
         The state says where the message is, its progress, and how it has ended.
 
         Raises:
-            TopicNotFound: The topic is missing.
+            TopicNotFound: The topic does not exist.
         """
         return (self._transport.run(flows.read(self._context, [self.id])))[0]
 
 
 class Completion:
-    """Yields handles in the order in which their messages end (see `rmq.as_completed`)."""
+    """Yields handles in the order in which their messages end, as `rmq.as_completed` describes."""
 
     def __init__(self, handles: Iterable[ResultHandle], timeout: Duration | None = None) -> None:
         self._handles = {handle._awaited: handle for handle in handles}

@@ -1,4 +1,4 @@
-"""Outcomes of messages as callers see them, made from the entries that scripts store."""
+"""Define how callers see the end, the progress and the state of a message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MessageOutcome(NamedTuple):
             "handed_over" (received with the mode "at_most_once", so RMQ does not know how it
             ended).
         ended: Time of the end, by the clock of Redis.
-        value: Return value of the handler, or the value that was passed to `ack`, or None.
+        value: Return value of the handler, or the value given to `ack`, or None.
         missing_value: Why a value is missing: "too_large" (over 256 KiB), "not_encodable" (the
             topic's codec cannot write it), or the text of the error if this program cannot read it.
             Empty if no value is missing.
@@ -83,12 +83,12 @@ class Progress(NamedTuple):
 
 
 class ResultState(NamedTuple):
-    """The state of a message: its place, its progress, and its outcome.
+    """The state of a message: where it is, its progress, and how it has ended.
 
     Attributes:
         id: Message id.
-        place: "waiting", "in_flight", "dead" (a dead letter, also in the trash), or "gone" (it has
-            ended, or never existed).
+        place: "waiting", "in_flight", "dead" (a dead letter, even if it is in the trash), or "gone"
+            (the message has ended, or never existed).
         keeps: Whether the message keeps its result. False if the message is gone without a result.
         progress: Last progress that a handler has reported, or None. It is also None after the end
             of the message.
@@ -103,7 +103,7 @@ class ResultState(NamedTuple):
 
 
 def state_of(id: MessageId, reply: ResultReply) -> ResultState:
-    """Return the state of a message from the reply to the script `result`."""
+    """Make the state of a message from the reply of the script `result`."""
     entry = entries.decode(reply.entry)
     progress = outcome = None
     if entry is not None and entry.outcome == entries.RUNNING:

@@ -1,4 +1,4 @@
-"""Commands that read results, and report the progress of deliveries."""
+"""Build the commands that read results, and store the progress of deliveries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ResultReply(NamedTuple):
     """The reply to the script `result` about one message.
 
     Attributes:
-        place: "waiting", "in_flight", "dead" (also in the trash), or "gone".
+        place: "waiting", "in_flight", "dead" (even if it is in the trash), or "gone".
         keeps: Whether the message's record says that the result is kept. False if the record is
             gone.
         entry: Encoded result, or encoded progress of a message that waits or is in flight. Empty if
@@ -37,7 +37,7 @@ class ResultReply(NamedTuple):
 class ProgressReply(IntEnum):
     """The reply to the script `progress`.
 
-    Only with STORED was the progress stored.
+    The progress was stored only if the reply is STORED.
     """
 
     LOST = 0  # the lease has expired, or the delivery is settled
@@ -49,8 +49,8 @@ class ProgressReply(IntEnum):
 def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
     """Read the results of up to RESULT_MAX messages of one slot.
 
-    The result has at least one item, but may have fewer items than `ids`, because a reply is
-    limited to about 1 MiB. Call again for the remaining ids.
+    The reply is limited to about 1 MiB, so it may have fewer items than `ids`, but at least one.
+    Call this again for the remaining ids.
     """
 
     def parse(reply: list[Any]) -> list[ResultReply]:
@@ -72,9 +72,9 @@ def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
 
 
 def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Command[ProgressReply]:
-    """Report the progress of a delivery.
+    """Store the progress of a delivery.
 
-    `details` is the result of `entry.encode_progress`.
+    The argument `details` is the progress as `entry.encode_progress` returns it.
     """
     return Command(
         script_loader.load("progress"),

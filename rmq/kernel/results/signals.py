@@ -1,9 +1,10 @@
-"""Signals about results: one subscription for all callers of a client that wait for results.
+"""Wake callers that wait for results, with one subscription for each client.
 
-Each slot has a channel on which scripts publish signals, which are the names of messages that have
-ended. A caller registers its messages. It reads a message when a signal names the message. It also
-reads the message after each new subscription to the channel, because earlier signals were not
-received. A background flow reads the subscription while callers wait.
+Each slot has a Pub/Sub channel. When messages end, scripts publish a signal there, which has the
+messages' names. A caller registers the messages that it waits for. It reads the state of a message
+when a signal names the message. It also reads the state after each new subscription to the channel,
+because earlier signals were not received. A background task reads the subscription while callers
+wait.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Name = tuple[bytes, bytes]  # channel of the slot, and name of the message in th
 
 
 class Waiter(Parked):
-    """A caller that waits for messages.
+    """A caller that waits until messages end.
 
     Attributes:
-        due: Messages that the caller must read again.
+        due: Messages whose state the caller must read again.
     """
 
     __slots__ = ("due",)
@@ -47,13 +48,13 @@ class Waiter(Parked):
         self.due: deque[Name] = deque()
 
     def note(self, names: Iterable[Name]) -> None:
-        """Tell the caller to read these messages again."""
+        """Tell the caller to read the states of these messages again."""
         self.due.extend(names)
         self.note_news()
 
 
 class ResultSubscription(Subscription):
-    """A subscription to the channels of the slots with messages for which callers wait."""
+    """A subscription for signals about the messages that callers wait for."""
 
     __slots__ = ("_sent", "_signals")
 
@@ -63,27 +64,27 @@ class ResultSubscription(Subscription):
         self._sent: set[bytes] = set()  # channels of the connection, confirmed or not
 
     def required_channels(self) -> Sequence[bytes]:
-        """Return the channels that the next connection subscribes to first."""
+        """Return the channels to which a new connection must subscribe."""
         channels = self._signals.channels()
         self._sent = set(channels)
         self.channel = channels[0] if channels else b""  # for errors
         return channels
 
     def missing_channels(self) -> Sequence[bytes]:
-        """Return the channels to which the current connection must subscribe in addition."""
+        """Return further channels to which the current connection must subscribe."""
         missing = [each for each in self._signals.channels() if each not in self._sent]
         self._sent.update(missing)
         return missing
 
     def note_subscribed(self, channels: Iterable[bytes]) -> None:
-        """Tell callers to read their messages in these slots.
+        """Tell callers to read the states of their messages in the slots of these channels.
 
         Signals before the subscription were not received.
         """
         self._signals.note_all(channels)
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Tell callers to read the messages that a signal names."""
+        """Tell callers to read the states of the messages that a signal names."""
         word, _, members = payload.partition(b" ")
         if word == DONE:
             self._signals.note(channel, members)
@@ -99,7 +100,8 @@ class ResultSignals:
     """The callers of one client that wait for results, and their subscription.
 
     Attributes:
-        reads: Coalescer that joins the reads of callers that wait for one message each, or None.
+        reads: Object that joins the reads of callers into one call of Redis, or None if there was
+            no read.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,8 @@ class ResultSignals:
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
         """Register the messages for which a caller waits.
 
-        The caller is woken when it must read one of them again. It reads all of them now.
+        From now on, the caller is woken when it must read the state of such a message again. The
+        caller itself must now read all of them.
         """
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
@@ -150,9 +153,9 @@ class ResultSignals:
                     del self._waiters[channel]
 
     def note(self, channel: bytes, members: bytes) -> None:
-        """Tell callers to read messages again.
+        """Tell callers to read the states of messages of a channel again.
 
-        `members` has the names of the messages, joined to one string.
+        The argument `members` has the names of the messages, joined to one string.
         """
         with self._lock:
             of_channel = self._waiters.get(channel)
@@ -163,7 +166,7 @@ class ResultSignals:
                         waiter.note([(channel, member)])
 
     def note_all(self, channels: Iterable[bytes] | None = None) -> None:
-        """Tell callers to read all their messages of some channels again.
+        """Tell callers to read the states of all their messages of some channels again.
 
         None means all channels.
         """
@@ -177,7 +180,7 @@ class ResultSignals:
                     waiter.note(names)
 
     def _read(self, subscription: ResultSubscription) -> Flow[None]:
-        """Read signals until no caller has waited for some time."""
+        """Read signals until no caller has waited for IDLE_S seconds."""
         idle_at = time.monotonic() + IDLE_S
         try:
             while not self._is_closed:
@@ -198,7 +201,10 @@ class ResultSignals:
             self._end(subscription, forced=True)
 
     def _end(self, subscription: ResultSubscription, forced: bool = False) -> bool:
-        """Record that a flow stops reading signals. Return False if callers wait again."""
+        """Record that a background task stops reading signals.
+
+        Return False, and record nothing, if callers wait again.
+        """
         with self._lock:
             if self._waiters and not forced:
                 return False
@@ -207,7 +213,7 @@ class ResultSignals:
             return True
 
     def close(self) -> Flow[None]:
-        """End the subscription."""
+        """End the subscription for signals."""
         until = time.monotonic() + END_S
         self._is_closed = True
         while (subscription := self._subscription) is not None and time.monotonic() < until:
