@@ -1,1 +1,1 @@
-"""Parts of a topic that all calls use: its settings, slots, counts and messages."""
+"""Read and keep the data of a topic that all calls use: settings, slots, counts and messages."""

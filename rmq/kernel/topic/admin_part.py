@@ -1,4 +1,7 @@
-"""Base classes of the parts of Admin, which run the flows of its methods."""
+"""Provide base classes for the parts of `Admin`.
+
+They run flows, which are generators that yield commands for Redis.
+"""
 
 from __future__ import annotations
 

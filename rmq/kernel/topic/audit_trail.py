@@ -1,4 +1,7 @@
-"""The audit trail: add a line, and read the newest lines."""
+"""Add a line to the audit trail, and read the newest lines.
+
+The audit trail lists who did what, and when.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class AuditLine(NamedTuple):
         at_ms: Time in epoch ms, by the server's clock.
         by: Name of the person or program.
         what: The verb, such as "job start".
-        subject: Thing that was changed, such as the id of a job.
+        subject: Name of the thing that was changed, such as the id of a job.
         text: Further details.
     """
 
@@ -37,7 +40,7 @@ class AuditLine(NamedTuple):
     text: str
 
     def pack(self) -> str:
-        """Return the line in the format of Redis."""
+        """Return the line as the bytes that Redis stores."""
         return json.dumps(list(self), separators=(",", ":"))
 
     @classmethod
@@ -56,14 +59,17 @@ AUDIT_LINES_MAX = 10_000
 
 
 def note(prefix: str, line: AuditLine) -> Flow[None]:
-    """Add a line to the audit trail, unless the audit trail already has the same line."""
+    """Add a line to the audit trail, unless the trail already has the same line."""
     key = audit_trail_key(prefix)
     yield RawCommand("audit_trail", "ZADD", key, line.at_ms, line.pack())
     yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
 
 
 def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) -> Flow[None]:
-    """Add a line about an act that has just ended. If `by` is None, the line names user@host."""
+    """Add a line about an act that has just ended.
+
+    If the name in `by` is None, the line names user@host.
+    """
     now_ms = yield from server_ms("audit_trail")
     yield from note(prefix, AuditLine(now_ms, pause.who(by), what, subject, text))
 
@@ -71,7 +77,8 @@ def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) ->
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
     """Return lines of the audit trail, the newest first.
 
-    The argument `limit` is the largest number of lines. Lines after the time `until` are left out.
+    The argument `limit` is the largest number of lines. Lines after the time in `until` are left
+    out.
     """
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
     newest = "+inf" if until is None else check_epoch_ms(until, "until")

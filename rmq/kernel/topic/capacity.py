@@ -1,4 +1,7 @@
-"""Divide the `max_length` of a resized topic among its slots, by their waiting messages."""
+"""Divide the setting `max_length` of a resized topic among its slots.
+
+A slot with more waiting messages gets a larger part.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ FULL_S = 1.0  # time until a full topic is checked again for slots with room
 
 
 def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
-    """Return the number of waiting messages of each slot. Messages that are due later count."""
+    """Return the number of waiting messages of each slot.
+
+    Messages with a future due time are included.
+    """
     replies = yield from pipeline(
         [scripts.slot_delete(keys, context.created, None) for keys in context.slots]
     )
@@ -25,14 +31,14 @@ def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
 
 
 def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) -> Flow[bool]:
-    """Divide `max_length` among the slots of a resized topic again, by their waiting messages.
+    """Divide the setting `max_length` among the slots again, by their waiting messages.
 
     Args:
         context: The topic.
         refused: Full slots, each with the number of refused messages.
 
     Returns:
-        Whether one of these slots has room now. If not, nothing was changed.
+        Whether one of the full slots has room now. If not, nothing was changed.
     """
     if time.monotonic() < context.full_until:
         return False
@@ -53,7 +59,9 @@ def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) ->
 
 
 def change_layout(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
-    """Change fields of the topic's hash. Return False if another client has changed the hash.
+    """Change fields of the topic's hash, unless another client has changed the hash.
+
+    Return whether the fields were changed.
 
     In both cases, this client then uses the fields that are in Redis.
     """

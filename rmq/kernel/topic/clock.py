@@ -1,4 +1,4 @@
-"""The time in commands: scripts use the server's clock, unless a test sets the time."""
+"""Define the time that commands use: the server's clock, unless a test sets the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def set_clock(test_us: int | None) -> None:
 def now_ms() -> int:
     """Return the test's time, or the time of this machine's clock, in epoch ms.
 
-    Use this function only if an error of some seconds does no harm. The server's clock decides
-    whether a message is due.
+    Use this function only if an error of some seconds does no harm. Scripts decide by the server's
+    clock whether a message is due.
     """
     return int(now_us) // 1000 if now_us else time.time_ns() // 1_000_000

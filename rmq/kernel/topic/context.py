@@ -1,4 +1,4 @@
-"""A topic as one client knows it: its name, keys, settings and slots."""
+"""Keep what one client knows about a topic: its name, keys, settings and slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ FOLLOW_S = 30.0  # largest age of a client's copy of the settings
 
 
 class TopicContext:
-    """A topic as one client knows it. Its settings are unknown until the topic is opened."""
+    """What one client knows about a topic.
+
+    The settings are unknown until they are read from Redis, which is called opening the topic.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class TopicContext:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse access to settings of a topic that is not open.
+            """Raise an error for an access to settings that have not been read yet.
 
             Python calls this method only for names that are missing.
             """
@@ -96,7 +99,7 @@ class TopicContext:
     def open_with(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
-        """Store the settings of the topic, and the creation stamp that identifies it in Redis.
+        """Store the topic's settings, and the creation time that identifies the topic in Redis.
 
         The argument `ready` says whether every slot has these settings.
         """
@@ -114,7 +117,10 @@ class TopicContext:
         self.keep_settings()
 
     def keep_settings(self, seconds: float | None = None) -> None:
-        """Use the settings for some seconds before they are read again (None: for FOLLOW_S)."""
+        """Use the settings for a number of seconds before they are read again.
+
+        None means FOLLOW_S seconds.
+        """
         self.fresh_until = time.monotonic() + (FOLLOW_S if seconds is None else seconds)
         self.current_until = self.fresh_until if self.is_ready else 0.0
 
@@ -123,19 +129,22 @@ class TopicContext:
         return time.monotonic() >= self.fresh_until
 
     def forget(self) -> None:
-        """Read the settings again before the next command.
+        """Let the next command read the topic's settings again.
 
         Other threads and tasks use the old settings until then. This is safe, because scripts
-        refuse a call with the creation stamp of an earlier topic.
+        refuse a call for an earlier topic of the same name.
         """
         self._is_open = self.is_ready = False
         self.current_until = 0.0
 
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
-        """Return an id unchanged if it can belong to this topic. The topic must be open.
+        """Return a message id if it can belong to this topic.
+
+        The topic's settings must have been read.
 
         Raises:
-            InvalidValue: The id is of another topic, or of a slot that this topic does not have.
+            InvalidValue: The id belongs to another topic, or to a slot that this topic does not
+                have.
         """
         message_id = MessageId.parse(value, field)
         if message_id.check != self.check:

@@ -1,4 +1,4 @@
-"""Open a topic: create or find it, compare settings, and write the settings to its slots.
+"""Open a topic: create it or read its settings, and write the settings to its slots.
 
 The settings of an open topic are read again after 30 s (`FOLLOW_S` of `context`), so that running
 programs follow `Admin.topic_set`.
@@ -53,7 +53,7 @@ _POLICY = re.compile(rb"^maxmemory_policy:(\S+)", re.MULTILINE)
 
 
 def advice(policy: str | None) -> str | None:
-    """Return advice about an eviction policy, or None if the policy is safe or unknown."""
+    """Return advice about the eviction policy of Redis, or None if it is safe or unknown."""
     if policy is None or policy == SAFE_POLICY:
         return None
     return (
@@ -64,7 +64,10 @@ def advice(policy: str | None) -> str | None:
 
 
 def warn() -> Flow[None]:
-    """Log a warning if Redis may evict keys. On a Redis Cluster, one node is checked."""
+    """Log a warning if Redis may evict keys.
+
+    On a Redis Cluster, one node is checked.
+    """
     with suppress(RMQError):
         info: bytes = yield RawCommand("info", "INFO", "memory")
         found = _POLICY.search(info)
@@ -83,16 +86,16 @@ SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[bool]:
     """Open the topic. Return whether this call created the topic.
 
-    `fails_fast` says whether reads fail at once if a master node is away.
+    The argument `fails_fast` says whether reads fail at once if a master node cannot be reached.
 
     The first client that writes the topic's hash chooses the settings. This client then creates the
-    slots, each with the topic's stamp. If the client dies before the last slot, the next client to
-    open the topic creates the missing slots.
+    slots, each with the topic's creation time. If the client dies before the last slot, the next
+    client that opens the topic creates the missing slots.
 
     Raises:
-        TopicNotFound: The topic is missing, and `create` is False.
+        TopicNotFound: The topic does not exist, and `create` is False.
         InvalidValue: The new name looks like a slot of another topic.
-        SettingsMismatch: The topic has other settings than this client named.
+        SettingsMismatch: A setting differs from the value that this client named.
         FormatMismatch: Another version of RMQ wrote the topic.
         TopicVanished: The topic is being deleted, or a slot belongs to an earlier topic of this
             name.
@@ -134,7 +137,7 @@ def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -
 
 
 def _declared(context: TopicContext, dead_to: DeadTo | None) -> TopicContext | None:
-    """Return the topic of the setting `dead_to`, if this program has declared it."""
+    """Return the topic that the setting `dead_to` names, if this program has declared it."""
     name = dead_to and dead_to.topic
     return next((each for each in list(context.siblings) if each.name == name), None)
 
@@ -181,7 +184,7 @@ def not_found(context: TopicContext) -> TopicNotFound:
 
 
 def _refuse_lookalike(context: TopicContext) -> Flow[None]:
-    """Refuse to create `orders_1` if `orders` exists, or the reverse.
+    """Raise an error for a new topic `orders_1` if the topic `orders` exists, or the reverse.
 
     `orders_1` is also the name of a slot of `orders`. A Redis user with rights to `orders` would
     have rights to both topics (docs/decisions/0057-names-that-look-like-slots.md).
@@ -204,8 +207,7 @@ def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
     """Wait until the client that has just created the topic has created its slots.
 
     Slots are created in order, so it is enough to check the last slot. If the creating client died,
-    the next client that opens the topic for use creates the missing slots. A caller that only reads
-    gets errors.
+    the wait ends after some time. The next client that sends or receives creates the missing slots.
     """
     last = context.slots[-1].slot
     exists: Command[bool] | RawCommand = RawCommand("open", "EXISTS", last)
@@ -218,7 +220,7 @@ def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
 
 
 def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
-    """Refuse to open a topic that is being deleted.
+    """Raise an error for a topic that is being deleted.
 
     A message that is sent now would be deleted as well.
     """
@@ -232,7 +234,7 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
 def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
     """Write the topic's new settings to its slots, and use the settings afterwards.
 
-    Until all slots are written, other threads use this context unchanged. So every slot refuses
+    Other threads use the old settings until all slots have the new settings. So every slot refuses
     messages for the old number of slots before a message is sent with the new number.
     """
     prepared = copy(context)
@@ -246,7 +248,7 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """Use the settings of a reply from now on.
+    """Use the settings in a reply from now on.
 
     The argument `is_ready` says whether every slot has these settings.
     """
@@ -258,9 +260,9 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 
     Args:
         context: The topic.
-        spare_away: Whether to skip slots whose master node is away, if all other slots already had
-            these settings. The skipped slots then usually have the settings as well. They lack the
-            settings if the client that wrote the settings died halfway.
+        spare_away: Whether to skip slots whose master node cannot be reached, if all other slots
+            already had these settings. The skipped slots then usually have them as well, unless a
+            client died while it wrote the settings.
 
     Raises:
         TopicVanished: A slot belongs to an earlier topic of this name.
@@ -292,12 +294,12 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:
     """Find out whether a call was refused because the topic was resized, deleted or created again.
 
-    The error of one slot does not show whether the whole topic is gone. Therefore this function
-    reads the topic again and sets `error.recreated`. If the topic was created again, the next call
-    opens the new topic.
+    The error of one slot does not show whether the whole topic is gone. So this function reads the
+    topic again and sets `error.recreated`. If the topic was created again, the next call opens the
+    new topic.
 
     Returns:
-        Whether the topic was resized. If so, no message is gone, and the refused call can be
+        Whether the topic was resized. In this case no message is gone, and the refused call can be
         repeated.
 
     Raises:
@@ -333,8 +335,8 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 
     Args:
         context: The topic.
-        error: Error of the refused call. It is raised if the topic was not resized.
-        times: Number of resizes that happened during the call so far.
+        error: Error of the refused call, which is raised if the topic was not resized.
+        times: Number of resizes during the call so far.
 
     Returns:
         The new number of resizes.
@@ -348,7 +350,7 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 def paused_error(
     context: TopicContext, consequence: str, results: list[Any] | None = None
 ) -> Flow[TopicPaused]:
-    """Return the error for a send while sends are paused.
+    """Return the error for a send to a topic whose sends are paused.
 
     The error says who paused the sends, when and why.
     """
@@ -375,9 +377,9 @@ def _revision(reply: TopicReply) -> int:
 
 
 def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[None]:
-    """Open the topic if it is not open. If its settings are old, read the settings again.
+    """Open the topic if necessary. If its settings are old, read them again.
 
-    `fails_fast` says whether reads fail at once if a master node is away.
+    The argument `fails_fast` says whether reads fail at once if a master node cannot be reached.
     """
     try:
         yield from _ensure_open(context, create, fails_fast)
@@ -398,8 +400,8 @@ def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    The settings are not compared with the settings that the client named when it opened the topic,
-    because a change of the topic must not stop a running program.
+    They are not compared with the settings that the client named, because a change of the topic
+    must not stop a running program.
 
     Raises:
         TopicVanished: The topic was deleted, or deleted and created again.

@@ -1,4 +1,4 @@
-"""Read the settings and counts of many topics in few round trips, and maintain their list."""
+"""Read the settings and counts of many topics in few round trips, and repair the list of topics."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ CALLS_AT_ONCE = 256  # calls of a script in one round trip
 
 @dataclass(slots=True)
 class TopicOverview:
-    """A topic at one moment.
+    """The settings and counts of a topic at one moment.
 
     Attributes:
         context: Keys of the topic, and its settings if they could be read.
-        slots: Counts of each slot, by the names of `Admin.stats`.
+        slots: Counts of each slot, with the names that `Admin.stats` uses.
         lateness: Counts of deliveries by lateness, since the topic was created.
         error: Reason why the topic cannot be read, or None.
     """
@@ -59,25 +59,25 @@ class TopicOverview:
 
     @property
     def settings(self) -> Settings:
-        """The topic's settings, if there is no error."""
+        """The topic's settings. Use this only if `error` is None."""
         return self.context.settings
 
     @property
     def total(self) -> dict[str, int]:
-        """The counts of the topic, if there is no error."""
+        """The counts of the topic, added up over its slots. Use this only if `error` is None."""
         return stats.total(self.slots)
 
 
 def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
-    """Read topics, and return them in the order of their names in `names`.
+    """Read the settings and counts of topics, and return them in the order of `names`.
 
-    The result for a topic that cannot be read has an `error`.
+    If a topic cannot be read, its item has an `error`.
 
     Args:
         prefix: Prefix of all keys.
         names: Names of the topics.
-        partly: Whether a missing master node gives its topics an `error`. If False, the error is
-            raised.
+        partly: Whether a missing master node is recorded as the `error` of its topics. If False, it
+            is raised.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -104,7 +104,7 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
 
 
 def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
-    """Store a topic's settings in its context. Return an error if the settings cannot be used."""
+    """Store the settings of a topic for later calls. Return an error if they cannot be used."""
     if reply.state < 0:
         return opening.not_found(context)
     if "deleting" in reply.kept:
@@ -135,9 +135,9 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names of all listed topics, sorted.
+    """Return the names in the list of topics, sorted.
 
-    Entries that are not valid names are left out.
+    Invalid names are left out.
     """
     members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
     names = (member.decode(errors="replace") for member in members)
@@ -145,9 +145,9 @@ def topics(prefix: str) -> Flow[list[str]]:
 
 
 def stored_topics(prefix: str) -> Flow[set[str]]:
-    """Return the names of all topics in Redis, also of topics that are not listed.
+    """Return the names of all topics in Redis, even if they are missing from the list of topics.
 
-    The command SCAN reads all keys.
+    This reads the names of all keys with the command SCAN.
     """
     pattern = topic_key(prefix, "*")
     begin, _, end = pattern.partition(b"*")
@@ -162,7 +162,7 @@ def stored_topics(prefix: str) -> Flow[set[str]]:
 
 
 def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
-    """Add topics that exist in Redis to the list of topics. Return the names that were missing."""
+    """Add existing topics that are missing from the list of topics. Return their names."""
     added = []
     for name in names:
         with suppress(ScriptFailed, AccessDenied):  # another type, or a key of other users
@@ -175,7 +175,7 @@ def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
 
 
 def drop_wrong_lists(prefix: str) -> Flow[None]:
-    """Delete a list of topics that another program has replaced by a value of another type."""
+    """Delete the list of topics if another program has replaced it by a value of another type."""
     for key in (topics_key(prefix), scheduled_key(prefix)):
         yield from _drop_if_refused(key, RawCommand("topics", "SMISMEMBER", key, ""))
     for key in (workers_key(prefix), jobs_key(prefix), audit_trail_key(prefix)):

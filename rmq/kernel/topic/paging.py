@@ -1,7 +1,9 @@
-"""Read a queue of a slot in parts. Several readers may read parts at the same time.
+"""Read the messages of a slot's queue in parts.
 
-`page` returns messages. A `SpanReader` returns columns, for programs that process columns. Reading
-changes nothing in Redis.
+Several readers may read parts at the same time.
+
+The function `page` returns messages. A `SpanReader` returns columns, for programs that process
+columns. Reading does not change anything in Redis.
 """
 
 from __future__ import annotations
