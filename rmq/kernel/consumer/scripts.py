@@ -225,7 +225,7 @@ def query_rollback(
 
 
 def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
-    """List the queries that have messages of a slot, and when each lease expires, in ms from now."""
+    """List the queries that have messages of a slot, and the ms until each lease expires."""
     return Command(
         script_loader.load("queries"),
         (keys.slot, keys.queries, keys.leases),
