@@ -117,10 +117,7 @@ class ConsumerFlows:
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:
-        """Receive messages under shared leases from now on, as a worker does.
-
-        A shared lease is one lease for all deliveries that a worker has of a slot.
-        """
+        """Receive messages from now on under one shared lease for each slot, as a worker does."""
         self._shared_leases = self.state.shared = leases
 
     # --- receiving -------------------------------------------------------------------------------
@@ -200,7 +197,6 @@ class ConsumerFlows:
         return delivery is not None and delivery.state == OPEN
 
     def _forget(self, delivery: InnerDelivery) -> None:
-        """Forget a delivery, so that its body can be freed."""
         kept = self.open.pop(delivery.raw_id, None)
         if kept is not None and kept is not delivery:
             self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
@@ -241,24 +237,19 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Record which deliveries Redis has acked, so that they can be returned.
-
-        Used in mode "at_most_once". Returns the lost deliveries.
-        """
+        """Record which deliveries are acked and can be returned. Return the lost deliveries."""
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots. Deliveries of others may already be returned.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
     def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
-        """Return the next deliveries that Redis has acked, in mode "at_most_once"."""
         taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
         for delivery in taken:
             delivery.state, delivery.unconfirmed = OPEN, ""
         return taken
 
     def _reject_unreadable(self) -> Flow[None]:
-        """Make undecodable messages dead letters."""
         leases = Leases.of([lease for lease, _ in self._unreadable])
         reasons = [reason for _, reason in self._unreadable]
         try:
@@ -279,8 +270,7 @@ class ConsumerFlows:
     ) -> list[tuple[Lease, bytes]]:
         """Append the deliveries of a batch. Return the undecodable messages, each with its error.
 
-        If a body is in an object store, its delivery gets only a reference. The caller must read
-        the body.
+        If a body is in an object store, its delivery gets a reference. The caller reads the body.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -314,11 +304,7 @@ class ConsumerFlows:
     # --- settling --------------------------------------------------------------------------------
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the state of each delivery from a reply. Return the lost deliveries.
-
-        The reply has a one-letter code for each delivery: `0` lost, `c` cancelled, `?` unchanged.
-        All other letters say that the delivery is settled.
-        """
+        """Set the state of each delivery by its code in the reply. Return the lost deliveries."""
         lost, settled = [], []
         for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -365,9 +351,8 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Settle deliveries with a verb. Return the deliveries whose lease was lost.
 
-        A delivery may have been settled by an earlier call of the same verb, whose reply came late.
-        Such a delivery is not settled again. In mode "at_most_once", Redis has settled all
-        deliveries before. So only `ack` is possible.
+        A delivery is skipped if an earlier call of the same verb got its reply late. In mode
+        "at_most_once", Redis has settled all deliveries before, so only `ack` is possible.
 
         Args:
             verb: Name of the verb.
@@ -532,10 +517,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases. Return the deliveries whose lease was lost.
-
-        Shared leases are only checked, because the worker renews them.
-        """
+        """Extend leases; shared leases are only checked. Return the lost deliveries."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -555,10 +537,7 @@ class ConsumerFlows:
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Renew the claims of deliveries, and return the deliveries whose shared lease was lost.
-
-        Shared leases are not renewed here, because the worker renews them.
-        """
+        """Renew claims. Return the lost deliveries. The worker itself renews the leases."""
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
@@ -600,7 +579,8 @@ class ConsumerFlows:
     def close(self) -> Flow[None]:
         """Release unsettled deliveries at once, without the cost of a retry.
 
-        In mode "at_most_once", deliveries whose ack got no reply are not delivered again.
+        In mode "at_most_once", an ack without a reply is not repeated. Its deliveries are released,
+        unless Redis has executed the ack.
         """
         self.is_closed = True
         yield from self.state.wait_for_receive()

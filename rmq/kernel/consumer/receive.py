@@ -175,10 +175,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the topic's wake-ups.
-
-    If earlier credits for hand-overs exist, they are withdrawn first, and the next call subscribes.
-    """
+    """Subscribe to the topic's wake-ups, after credits for hand-overs have been withdrawn."""
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -215,11 +212,7 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
 
 def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
-    """Return the batches that fit into the limit. Mark the other batches for release.
-
-    The limit may be exceeded because several slots may hand over messages before the consumer wakes
-    up.
-    """
+    """Return the batches that fit into the limit. Mark the other batches for release."""
     room, kept = limit, []
     for keys, batch in batches:
         if len(batch.ids) <= room:
@@ -265,17 +258,13 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left. Release messages that came for them."""
+    """Withdraw the credits that `receive_ready` left, and release their messages."""
     if state.credits.standing:
         yield from hand_back(state)
 
 
 def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
-    """Prepare a receive.
-
-    The topic's settings are read if necessary. Messages that an earlier call did not return are
-    released.
-    """
+    """Read the topic's settings, and release messages that an earlier call did not return."""
     context = state.context
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -562,10 +551,7 @@ def hand_back_all(state: ReceiveState) -> Flow[None]:
 
 
 def _repeat_prepare(state: ReceiveState, call: PrepareCall) -> Flow[None]:
-    """Repeat a call of the script `prepare` that got no reply.
-
-    Messages in the reply are added to the messages to release.
-    """
+    """Repeat a call of the script `prepare`, and add its messages to the messages to release."""
     batch = yield from _run_prepare(state, call)
     if batch.ids:
         state.undelivered.append((call.keys, batch))

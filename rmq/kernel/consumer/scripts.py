@@ -1,8 +1,9 @@
 """Build the commands with which consumers lease and settle messages, and use claims.
 
-A shared lease is one lease for all deliveries that a worker process has of a slot. The script
-`prepare` opens shared leases. `lua/lib/leases/shared_leases.lua` describes how other scripts use
-shared leases. `rmq/worker/heartbeat/renewer.py` also sends `lease_renew` and `lease_release`.
+A shared lease is one lease for all deliveries that a worker process has of a slot.
+`lua/lib/leases/shared_leases.lua` describes how scripts use it. `rmq/worker/heartbeat/renewer.py`
+also sends `lease_renew` and `lease_release`. Settling commands return a one-letter code for each
+delivery.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def claim(
     """Claim business keys of one slot, each for its owner.
 
     The result for a key is "first" if the owner has claimed it, "done" if the work is done, or
-    "busy" if another owner has the claim. A "busy" result has two times: the ms since the other
-    owner claimed the key, and the ms until that claim ends.
+    "busy" if another owner has the claim. A "busy" result has the ms since that owner claimed the
+    key, and the ms until the claim ends.
     """
     return Command(
         script_loader.load("claim"),
@@ -147,10 +148,7 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Release deliveries of a shared lease whose handlers have not begun.
-
-    This does not cost the messages a retry.
-    """
+    """Release deliveries of a shared lease whose handlers have not begun. This costs no retry."""
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
@@ -242,10 +240,7 @@ _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; abo
 
 
 class Offer(NamedTuple):
-    """A credit that a consumer leaves in a slot if it finds no message there.
-
-    The credit permits later sends to deliver messages to this consumer directly.
-    """
+    """A credit of a consumer that found no message: it permits hand-overs to this consumer."""
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
@@ -361,10 +356,7 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the µs until each slot has work.
-
-    A value of 0 means that the slot has work now. A value of -1 means that the slot has no work
-    until it changes.
+    """Return the µs until each slot has work: 0 for now, -1 for no work before the slot changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.
@@ -387,10 +379,8 @@ def next_ready_or_credit(
 ) -> Command[tuple[list[int], list[CreditState]]]:
     """Return the µs until each slot has work, and leave a credit in each slot without work.
 
-    A credit permits hand-overs to the caller.
-
-    Each new credit needs one replay session, and a renewed credit needs none. The result also has
-    the state of each credit.
+    A new credit needs one replay session, and a renewed credit needs none. The result also has the
+    state of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
@@ -416,8 +406,8 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
     """Remove a consumer's credits from slots, then publish a number on the consumer's channel.
 
     Returns:
-        First, how many connections got the published number. Then, for each slot, how many
-            hand-overs its credit still permitted.
+        How many connections got the published number, and how many hand-overs each credit still
+        permitted.
     """
     return Command(
         script_loader.load("withdraw"), [slot.slot for slot in slots], [channel, number], list
@@ -489,9 +479,7 @@ def ack(
     numbers: Sequence[int] = (),
     marks: Sequence[bytes] = (),
 ) -> Command[str]:
-    """Settle deliveries of one slot as done.
-
-    Return a one-letter code for each delivery: `1` settled, `0` lost.
+    """Settle deliveries as done. Codes in the result: `1` settled, `0` lost.
 
     Delivery numbers (fences) are empty if unknown. So are the numbers that `rmq.Audit` compares.
     """
@@ -518,10 +506,7 @@ def nack(
     errors: Sequence[bytes],
     wait_ms: int | None,
 ) -> Command[str]:
-    """Give failed deliveries of one slot back.
-
-    Return a one-letter code for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
-    """
+    """Give failed deliveries back. Codes: `r` retry, `d` dead, `c` cancelled, `0` lost."""
     return Command(
         script_loader.load("nack"),
         (
@@ -548,10 +533,7 @@ def reject(
     follow_ups: ByTarget | None = None,
     read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
 ) -> Command[str]:
-    """Make deliveries of one slot dead letters.
-
-    Return a one-letter code for each delivery: `d` dead, `c` cancelled, `0` lost.
-    """
+    """Make deliveries dead letters. Codes: `d` dead, `c` cancelled, `0` lost."""
     return Command(
         script_loader.load("reject"),
         (
@@ -577,11 +559,9 @@ def release(
     places: Sequence[int],
     wait_ms: int,
 ) -> Command[str]:
-    """Give deliveries of one slot back without a failure.
+    """Give deliveries back without a failure. Codes: `1` released, `c` cancelled, `0` lost.
 
     Each message returns to its place in the queue, by its priority or its due time.
-
-    Return a one-letter code for each delivery: `1` released, `c` cancelled, `0` lost.
     """
     return Command(
         script_loader.load("release"),
@@ -609,7 +589,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Extend leases of deliveries of one slot, counted from now."""
+    """Extend leases, each counted from now."""
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),

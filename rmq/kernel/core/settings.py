@@ -149,10 +149,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Read the setting `timed_priority` from a number or a text.
-
-    The text "first" means 0: due messages go before all priorities.
-    """
+    """Read the setting `timed_priority` from a number or a text. The text "first" means 0."""
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -462,10 +459,7 @@ def _to_redis(name: str, value: Any) -> str:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a setting as text, so that it can be compared.
-
-    The setting `dead_to` is compared by the name of its topic only.
-    """
+    """Return a setting as a text to compare: for `dead_to`, only the name of the topic."""
     return str(value) if name == "dead_to" else _to_redis(name, value)
 
 
