@@ -1,4 +1,4 @@
-"""The outbox: no message lost between the database and the consumer.
+"""The outbox: send a message if, and only if, your database transaction commits.
 
     from rmq.outbox import Outbox
 

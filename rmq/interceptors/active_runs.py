@@ -1,4 +1,4 @@
-"""Active runs: the deliveries whose handler a thread or task runs, with an interceptor's note.
+"""Active runs: the deliveries whose handler a thread or task runs, and an interceptor's state.
 
 An interceptor keeps its state between `before_handle` and `after_handle` in a context variable.
 Spans and log records made inside the handler find this state, also in threads and tasks that the
@@ -43,7 +43,7 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The current runs of handlers for one interceptor. T is the type of its note on a delivery."""
+    """The current runs of handlers for one interceptor. T is the type of its state per delivery."""
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)
@@ -54,7 +54,7 @@ class Runs(Generic[T]):
         return self._now.get()
 
     def begin(self, delivery: DeliveryData, state: T) -> Run | None:
-        """Record that a handler starts. Return the run if this is its first delivery, else None."""
+        """Record that a handler starts. Return the run at its first delivery, otherwise None."""
         run, where, fresh = self._now.get(), _where(), None
         if run is None or not run.open or run.where != where:
             # A thread or task that a handler started inherits the run of that handler. If the new
@@ -68,7 +68,7 @@ class Runs(Generic[T]):
     def end(self, delivery: DeliveryData) -> tuple[T | None, Run | None]:
         """Record that a handler has ended.
 
-        Return the note on the delivery, and the run if this was the last delivery of the run.
+        Return the state for the delivery, and the run if this was the last delivery of the run.
         """
         run = self._now.get()
         if run is None or id(delivery) not in run.open:

@@ -17,7 +17,7 @@ from rmq.kernel.delivery.delivery import DeliveryData
 
 
 class Counting(Protocol):
-    """The part of a worker that `watch` uses."""
+    """The methods of a worker that `Prometheus.watch` needs."""
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the worker's counts of deliveries by topic: taken (received), held, and lost."""
@@ -125,7 +125,7 @@ class Prometheus(Interceptor):
                 totals.setdefault(topic, Counter()).update(counts)
             for topic, count in worker.missing().items():
                 totals.setdefault(topic, Counter())["missing"] = (
-                    count  # an audit covers all workers of the topic
+                    count  # not a sum, because an audit covers all workers of the topic
                 )
         yield from self._watched(totals)
 

@@ -29,7 +29,7 @@ class Adoption:
         transport: Transport of the client, which uses the broker inside the block.
         prefix: First part of the client's keys.
         handlers: Handlers that are registered on the client.
-        hooks: Hooks of the client's interceptors.
+        hooks: Methods of the client's interceptors, which run around sends and handlers.
         contexts: Contexts of the client's topics.
     """
 

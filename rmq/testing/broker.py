@@ -72,7 +72,7 @@ class Broker:
         self._clock: Clock | None = None
         self._database: Database | None = None
         self._adoptions: Adoptions = {}
-        # Time at which drains first met each type.
+        # By topic: the time at which drains first received each message type without a handler.
         self._unhandled: dict[TopicContext, Unhandled] = {}
         self.faults = Faults()
 
@@ -181,8 +181,8 @@ class Broker:
         Args:
             topics: Topics whose handlers run. Default: all topics.
             advance: True moves the clock from one due time to the next until no message waits.
-                Seconds or a timedelta move the clock forward by this time, and the messages that
-                become due in it are run.
+                Seconds or a timedelta move the clock forward by this time, and run the messages
+                that become due in this time.
             raises: Whether to raise the first error of a handler, after its delivery was settled.
             limit: Maximum number of runs.
 

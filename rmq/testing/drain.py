@@ -139,7 +139,7 @@ class DrainedHandler:
     ) -> Disposition:
         """Return the disposition of a run.
 
-        A run beyond its max_runtime gets the disposition of an overrun.
+        A run that exceeded its max_runtime gets the disposition of an overrun.
         """
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
@@ -163,7 +163,7 @@ Run = tuple[DrainedHandler | None, list[InnerDelivery]]  # None if their type ha
 
 
 class DrainedTopic:
-    """The handlers of a topic. It receives and settles their deliveries."""
+    """A topic of a drain: receives the messages of its handlers, and settles them."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class DrainedTopic:
 
     def receive_runs(self) -> list[Run]:
         """Receive the next message, or the next batches. Return each with its handler."""
-        self._flows.state.ready_at = []  # forget the due times of its slots, which are in real time
+        self._flows.state.ready_at = []  # due times of slots are in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
         batches: dict[Handler, list[InnerDelivery]] = {}
@@ -213,7 +213,7 @@ class DrainedTopic:
     def _receive(self) -> list[InnerDelivery]:
         deliveries = self._transport.run(self._flows.receive(self._most, 0))
         if self.context.settings.dead_to is not None:
-            self._transport.run(sweep(self.context))  # copies of messages that have expired
+            self._transport.run(sweep(self.context))  # send copies of expired messages
         if deliveries and self._handlers.has_claims:
             claim_keys(deliveries, self._handlers, self._flows, self._transport)
         return deliveries
@@ -237,7 +237,7 @@ class DrainedTopic:
         """Settle a delivery by its disposition. The error of the handler is in `raised`."""
         verb: Verb = disposition.verb
         mine, error = [delivery], raised
-        if isinstance(error, asyncio.CancelledError):  # at its max_runtime
+        if isinstance(error, asyncio.CancelledError):  # it exceeded its max_runtime
             error = disposition.error if isinstance(disposition.error, BaseException) else None
         elif disposition.verb == "reject" and disposition.kind == "u":
             error = DecodeError(str(disposition.error))
@@ -406,7 +406,7 @@ async def run_async(drain: Drain) -> list[Result]:
             dispositions = drained.run(deliveries)
         await asyncio.sleep(0)
         if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # the runner turned the cancellation into a release
+            raise asyncio.CancelledError  # the worker's code turned the cancellation into a release
         return dispositions
 
     return await drive_async(drain.steps(), perform)

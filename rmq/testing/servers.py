@@ -77,8 +77,8 @@ class Database:
                 raise ConfigurationError(
                     f"testing: {DATABASES} brokers are open at once in this process; close some"
                 )
-            # Databases are used in turn, so that code that an earlier test left running does not
-            # find the topics of this test.
+            # Databases are used one after the other. So code of an earlier test that still runs
+            # does not find the topics of this test.
             after = [number for number in free if number > self._pool.last]
             self.number = self._pool.last = min(after or free)
             self._pool.in_use.add(self.number)

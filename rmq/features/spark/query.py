@@ -1,10 +1,10 @@
 """A query: a reader that gets the same batch of messages again until it settles the batch.
 
 Queries are for engines that repeat batches after a failure. Spark plans a batch, records the end of
-the batch, runs the batch (perhaps twice), and settles it afterwards. A query numbers the messages
-that it takes in its own log. For consumers, these messages are in flight. The query has one lease
-per slot. If the lease of a slot expires, all messages that the query holds in the slot go back to
-the queue. Each message then loses a retry.
+the batch, runs the batch (perhaps twice), and settles it afterwards. A query has a log of its own,
+which numbers the messages that the query takes. For consumers, these messages are in flight. The
+query has one lease per slot. If the lease of a slot expires, all messages that the query holds in
+the slot go back to the queue. Each message then loses a retry.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, or until the time ends. Return whether there may be some."""
+        """Wait for messages to take, at most for a time. Return whether there may be messages."""
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
@@ -198,9 +198,9 @@ class AsyncQuery(QueryBase):
                 yield block
 
     async def begun(self, batch: str, by: str) -> int:
-        """Record that a run has begun a batch. Return the number of such runs, including this run.
+        """Record that a run of the engine has begun a batch. Return how many runs have begun it.
 
-        Use this method for an engine that gives up a batch after some attempts.
+        Use this method for an engine that gives up a batch after a number of attempts.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.

@@ -58,7 +58,7 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, or until the time ends. Return whether there may be some."""
+        """Wait for messages to take, at most for a time. Return whether there may be messages."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
@@ -106,9 +106,9 @@ class Query(QueryBase):
                 yield block
 
     def begun(self, batch: str, by: str) -> int:
-        """Record that a run has begun a batch. Return the number of such runs, including this run.
+        """Record that a run of the engine has begun a batch. Return how many runs have begun it.
 
-        Use this method for an engine that gives up a batch after some attempts.
+        Use this method for an engine that gives up a batch after a number of attempts.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.

@@ -33,9 +33,9 @@ from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
 REPORT_BYTES = (
-    500  # of a query's owner, as JSON; twin of REPORT_MOST in lua/queries/query_renew.lua
+    500  # maximum bytes of a report, as JSON; equal to REPORT_MOST in lua/queries/query_renew.lua
 )
-QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; twin of FAR in lua/lib/query.lua
+QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; equal to FAR in lua/lib/query.lua
 
 
 class QueryLog(NamedTuple):
@@ -45,7 +45,7 @@ class QueryLog(NamedTuple):
     held: int
     newest: int  # newest number in the log
     left_ms: int = 0
-    owner: str = ""  # if not empty, another owner for `left_ms` more; nothing was done
+    owner: str = ""  # if set, another owner has the query for `left_ms` more; nothing was done
     # Of query_renew:
     settled: int = 0  # newest settled number
     handed: int = 0  # newest number handed out
@@ -61,7 +61,8 @@ class QueryPage(NamedTuple):
 
     after: int  # number before the first member
     members: bytes  # MEMBER_BYTES each
-    # -1 for a message outside of the PrepareQueue. Empty if no message of the slot has failed.
+    # A receipt is -1 for a message outside of the PrepareQueue. The list is empty if no message
+    # of the slot has failed.
     receipts: list[float]
     records: list[bytes]
 
@@ -70,10 +71,10 @@ class QuerySettleReply(NamedTuple):
     """The reply to the scripts query_settle and query_reject."""
 
     settled: int  # or rejected
-    left: int  # ids of the batch in the log; query_reject: ids that have left it
+    left: int  # ids of the batch left in the log; query_reject: ids that left the log
     missing: int = 0  # missing ids of the batch, over all calls so far
     left_ms: int = 0
-    owner: str = ""  # if not empty, another owner for `left_ms` more; nothing was done
+    owner: str = ""  # if set, another owner has the query for `left_ms` more; nothing was done
     bytes: int = 0  # query_settle: bytes that were read since the last call
 
 
@@ -137,9 +138,9 @@ def query_renew(
 ) -> Command[QueryLog]:
     """Renew the lease of a query, and count the messages of a batch that the query holds.
 
-    The ownership is stored in the first slot of a topic. `owns` renews the ownership. In other
-    slots, the query only takes the slot over from an earlier owner. `report` is stored for
-    query_inspect. If `report` is b"", the previous report is kept.
+    The ownership is stored in the first slot of a topic. If `owns` is set, the call renews the
+    ownership. In other slots, the call only takes the slot over from an earlier owner. `report` is
+    stored for query_inspect. If `report` is b"", the previous report is kept.
     """
     return Command(
         script_loader.load("query_renew"),
@@ -190,7 +191,7 @@ def query_read(
     records: bool = True,
     bytes_read: int = 0,
 ) -> Command[QueryPage]:
-    """Return a page of the messages that a query holds, and note that a reader has received them.
+    """Return a page of the messages that a query holds, and record that a reader received them.
 
     If `records` is set, the records are returned as well. `bytes_read` is the number of bytes that
     the caller has read so far. query_settle returns the sum over all readers.

@@ -1,4 +1,4 @@
-"""Watch queries for `/metrics`: the messages they hold, and the reports of their drivers."""
+"""Watch queries for `/metrics`: the messages that they hold, and the reports of their drivers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PER_TOPIC = 50  # maximum number of queries that are read of a topic
 class _Look(NamedTuple):
     """The result of the last reading of a topic's queries."""
 
-    at: float  # time of the look, by the monotonic clock
+    at: float  # time of the reading, by the monotonic clock
     delivered: int
     has_queries: bool
 
 
 class Queries(SurveyedService):
-    """Reads the queries of all topics after each pass of the survey.
+    """Reads the queries of all topics each time that the server has read all counts.
 
     A topic without queries and without messages in flight costs no extra command. A new query is
     found when it takes its first message, or within ten minutes.
@@ -38,7 +38,7 @@ class Queries(SurveyedService):
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._seen = -1  # last handled pass of the survey
+        self._seen = -1  # number of the last reading of counts that was handled
         self._looks: dict[str, _Look] = {}
         self.held: dict[str, list[HeldQuery]] = {}
 

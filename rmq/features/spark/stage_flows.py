@@ -47,10 +47,12 @@ from rmq.kernel.transport.flow.steps import (
     raise_first_error,
 )
 
-PUSHES = 16  # calls of one round trip
-# Calls of 1000 messages, each about 20 ms of the server's time, alternating with other clients.
+PUSHES = 16  # maximum number of calls per round trip
+# Maximum number of calls per round trip. Each call moves up to 1000 messages and takes Redis about
+# 20 ms. Redis serves other clients between the calls.
 PUBLISHES = 8
-# This many messages with common parts get their own call, which sends the parts once.
+# At least this many messages with common parts get a call of their own, which sends these parts
+# once.
 ALIKE_MIN = 50
 # How long the stages of a begun batch are kept, until a writer ends the batch.
 BEGUN_KEEP_MS = 30 * 86_400_000
@@ -132,7 +134,7 @@ class StageFlows:
         return self.content
 
     def _noting(self, push: Flow[StageContent]) -> Flow[int]:
-        """Run a push and record its outcome. Return the number of messages in the stage."""
+        """Run a push, and record its outcome. Return the number of messages in the stage."""
         # Cleared until the push succeeds, because a repeated push would create new message ids.
         self._failed = True
         self.content = yield from push
@@ -183,7 +185,7 @@ class StageFlows:
         except (RMQError, TypeError):
             if not columns:
                 raise
-            # Row by row, so that the error names the faulty row.
+            # Check row by row, so that the error names the faulty row.
             return (yield from self._push(stage, _rows(bodies, columns)))
         return (yield from calls.run())
 
@@ -464,8 +466,8 @@ def publish_once(
             # never end.
             for topic, part in (yield from _by_topic(context, staged)):
                 yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
-        # Repeat this for a batch that has begun or ended: an earlier call may have failed while it
-        # waited for replicas.
+        # Wait for durability also if the batch has already begun or ended: an earlier call may have
+        # failed while it waited for replicas.
         begin = scripts.sink_begin(context, query, batch, _encode(context, staged))
         (begun,) = yield from _durably(context, [begin])
         if begun.state == "done":
@@ -511,7 +513,7 @@ def _move(
     total, wanted = PublishResult(), context.settings.durability
     while waiting:
         taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
-        turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be repeated
+        turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may occur several times
         sessions = [context.sessions.take() for _ in turn]
         calls = [
             scripts.publish(context, context.slots[index], session, name)

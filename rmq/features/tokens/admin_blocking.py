@@ -25,7 +25,8 @@ class TokenAdmin(AdminPart):
 
         Args:
             name: Name of the token: 1 to 128 characters of A-Z a-z 0-9 . _ -
-            role: "viewer" (reads), "operator" (keeps messages moving) or "admin" (all operations).
+            role: "viewer" (reads), "operator" (also redrives, pauses and cancels) or "admin" (all
+                operations).
             sees_bodies: Whether a viewer may see bodies of messages.
             expires: Lifetime, in seconds or as a timedelta. Default: until the token is revoked.
 

@@ -123,11 +123,11 @@ class TopicAdmin(AdminPart):
     ) -> ResizeResult:
         """Change the number of slots of a topic while it is in use. Return the progress.
 
-        Messages stay in their slots with their ids. New messages go to slots by the new number of
-        slots. If older messages with the same `slot_basis` are in another slot, a slot delivers new
-        messages only after the older messages are settled or dead. This call waits for the older
-        messages. If it is interrupted, repeat the call, or let a server (`rmq server`) finish the
-        resize.
+        Messages stay in their slots with their ids. The new number of slots decides to which slot a
+        new message goes. If older messages with the same `slot_basis` are in another slot, a slot
+        delivers new messages only after the older messages are settled or dead. This call waits for
+        the older messages. If it is interrupted, repeat the call, or let a server (`rmq server`)
+        finish the resize.
 
         Args:
             topic: Name of the topic.

@@ -22,9 +22,9 @@ from rmq.kernel.topic.scripts import TopicReply
 from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
-SCANNED = 1000  # keys of a SCAN call
+SCANNED = 1000  # keys per SCAN call
 MOST = 2**53 - 1  # larger than the number of messages in any slot
-DELETION = "topic_delete"  # the pause of sends during a deletion is recorded as made by this name
+DELETION = "topic_delete"  # recorded as the author of the pause of sends during a deletion
 _OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 

@@ -65,7 +65,10 @@ class DeleteTopicQuery(Request):
 
 
 class Settings(Request):
-    """Settings of a topic, named as in `rmq topic set`. Durations are in seconds, null is off."""
+    """Settings of a topic, named as in `rmq topic set`. Durations are in seconds.
+
+    Null turns a setting off.
+    """
 
     slots: int | UnsetType = UNSET
     default_priority: int | UnsetType = UNSET
@@ -148,7 +151,7 @@ class Topic(Answer):
     """A topic: its settings, its pauses, and an unfinished resize.
 
     Attributes:
-        settings: Settings by name. Durations are in seconds, 0 is off.
+        settings: Settings by name. Durations are in seconds; 0 means that the setting is off.
         paused: Pause of deliveries, or null if there is none.
         sends_paused: Pause of sends, or null if there is none.
         resizing: Unfinished resize, or null if there is none.
@@ -246,7 +249,7 @@ class Resized(Answer):
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is in use, or continue an interrupted change.
 
-    The answer comes before the resize is finished: new messages of some slots wait for older
+    The response comes before the resize is finished: new messages of some slots wait for older
     messages until `pending` is 0. The server continues the resize, and the topic's `resizing` shows
     its progress.
     """
@@ -268,7 +271,7 @@ class Paused(Answer):
 async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic) -> Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
-    A topic that is paused already keeps its pause. If the request pauses both, the answer is the
+    A topic that is paused already keeps its pause. If the request pauses both, the response has the
     pause of deliveries.
     """
     pause = await context.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
@@ -276,7 +279,7 @@ async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic
 
 
 class Resumed(Answer):
-    """The pause that was ended, or null. If both were ended, it is the pause of deliveries."""
+    """The pause that was ended, or null. If both were ended, the pause of deliveries."""
 
     was: Paused | None
 
@@ -376,7 +379,7 @@ class DueCount(Answer):
 
 
 def topic_of(name: str, settings: KeptSettings) -> Topic:
-    """Convert a topic to the answer of the API."""
+    """Convert a topic to the response of the API."""
     resizing = settings.layout.resizing if settings.layout else None
     shown = resizing and show(
         resizing, Resizing, since=moment(resizing.since_ms), pending=len(resizing.pending)

@@ -37,8 +37,8 @@ from rmq.kernel.topic.stats import COUNTERS, GAUGES
 
 PAGES = Pages()
 
-ROWS_MAX = 50  # maximum of topics on a page
-SUMMED_MAX = 200  # maximum of topics in the charts, busiest first
+ROWS_MAX = 50  # maximum number of topics on a page
+SUMMED_MAX = 200  # maximum number of topics in the charts, busiest first
 SORTS: dict[str, Callable[[TopicFigures], int]] = {
     "name": lambda each: 0,
     "waiting": lambda each: each.waiting,
@@ -117,7 +117,7 @@ def _bars(samples: Sequence[Sample]) -> str:
     return charts.sparkline(known)
 
 
-WHY_MAX = 200  # characters of a reason
+WHY_MAX = 200  # maximum number of characters of a reason
 # Durations are typed and shown with a unit; other settings are numbers and words.
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_ms")} | {

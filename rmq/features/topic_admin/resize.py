@@ -1,10 +1,10 @@
 """Change the number of slots of a topic while it is in use.
 
-No message moves. The topic's hash gets the new number. Then each slot gets a newer creation stamp,
-so that it refuses sends that use the former number, and records its last message. New messages with
-some `slot_basis` may now go to another slot than older messages with the same basis. That other
-slot delivers nothing until the older messages are gone. Any process can repeat every step.
-docs/decisions/0041-resize.md explains why.
+No message moves to another slot. First, the topic's hash gets the new number of slots. Then each
+slot gets a newer creation stamp, so that it refuses sends that use the former number, and records
+its last message. New messages with some `slot_basis` may now go to another slot than older messages
+with the same basis. That other slot delivers nothing until the older messages are gone. Any process
+can repeat every step. docs/decisions/0041-resize.md explains why.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _await_messages(
     progress: Progress | None = None,
     rounds: int | None = None,
 ) -> Flow[int]:
-    """Open slots that need not wait any longer. Return how many slots may have older messages.
+    """Let slots deliver that no longer need to wait. Return how many slots may have older messages.
 
     One reading of all records of each slot finds older messages. A page is read again until it has
     no older message, because older messages never move to earlier pages. `rounds` is the maximum
@@ -314,7 +314,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether this resize is unfinished. A client may have started another resize."""
+    """Return whether the resize that began at the time in `since_ms` is unfinished."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms

@@ -34,8 +34,9 @@ EVERY_GOING_S = 1.0  # interval during a resize
 class Resizes(SurveyedService):
     """Continues resizes: switches slots to the new number, and opens slots that need not wait.
 
-    A slot waits until no older messages exist. The survey finds a resize at most 80 s after its
-    start. A running command may do the same work at the same time, without conflict.
+    A slot waits until no older messages exist. The server reads the counts of all topics regularly,
+    and so finds a resize at most 80 s after its start. A running command may do the same work at
+    the same time, without conflict.
     """
 
     name = "resizes"
@@ -45,7 +46,7 @@ class Resizes(SurveyedService):
         self._prefix = prefix
         self._sessions = ReplaySessions()
         self._going: dict[str, Passes] = {}  # by topic
-        self._seen = -1  # last handled pass of the survey
+        self._seen = -1  # number of the last reading of counts that was handled
 
     @property
     def every_s(self) -> float:
@@ -87,7 +88,7 @@ WITHOUT_S = 1200.0  # time between two cleanups of other topics, for sessions an
 
 
 class Retention(SurveyedService):
-    """Deletes old data: each minute in topics with dead letters to delete, rarely in others."""
+    """Deletes old data: each minute in topics with dead letters to delete, else more rarely."""
 
     name = "retention"
     every_s = RETENTION_EVERY_S
@@ -120,7 +121,7 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Stores samples of the topics whose counts have changed since the last survey.
+    """Stores samples of the topics whose counts have changed since the last reading.
 
     An idle topic costs one command in ten minutes. When its figures change, the previous figures
     are stored as well, so that the growth does not seem to have lasted ten minutes. If no server

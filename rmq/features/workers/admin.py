@@ -26,7 +26,8 @@ class AsyncWorkerAdmin(AsyncAdminPart):
 
         An executor is a thread or task that runs a handler. By Little's law, busy executors =
         arrival rate x mean run time + backlog x mean run time / time to work off the backlog. The
-        topic's `slo` sets that time, by default a minute. Processes = executors / executors of a
+        backlog is the number of messages that may be received now. The topic's `slo` sets the time
+        to work off the backlog, by default a minute. Processes = executors / executors of a
         process. If a term is unknown, the result says so and is at least the present number of
         processes. This call starts no process.
 

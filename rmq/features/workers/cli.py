@@ -16,7 +16,7 @@ from rmq.cli_framework.tables import Column
 def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
     """Return the JSON fields of a process."""
     handlers = [
-        {"topic": handler.topic, "handler": handler.name}  # with the names that a run has
+        {"topic": handler.topic, "handler": handler.name}  # the same field names as in a run
         | text.fields(handler, "concurrency", "running", "in_flight", "counts", "run_s")
         for handler in status.handlers
     ]
@@ -135,9 +135,10 @@ def wanted(topic: str, min: int, max: int | None) -> None:
     """Compute how many worker processes TOPIC needs, and show the figures.
 
     An executor is a thread or task that runs a handler. Needed executors = arrivals per second x
-    mean run time + backlog x mean run time / time to work off the backlog. The topic's slo sets the
-    time to work off the backlog; it is 60 seconds without an slo. Processes = needed executors /
-    executors of a process. The command lists figures that it does not know.
+    mean run time + backlog x mean run time / time to work off the backlog. The backlog is the
+    number of messages that may be received now. The topic's slo sets the time to work off the
+    backlog; without an slo, this time is 60 seconds. Processes = needed executors / executors of a
+    process. The command lists figures that it does not know.
     """
     common = common_options()
     with common.client() as client:

@@ -36,8 +36,8 @@ def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) 
     yield RawCommand(REPORT, "ZADD", index, now_ms + keep_ms, worker)
     # The sorted set expires when no process reports any more.
     yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)
-    # Store the status last, when the sorted set has an expiry. So a process that dies in between
-    # leaves no key forever.
+    # Store the status last, after the sorted set has got an expiry. So if the process dies before
+    # the end, no key stays forever.
     yield RawCommand(REPORT, "SET", worker_key(prefix, worker), write(now_ms), "PX", keep_ms)
     yield RawCommand(REPORT, "ZREMRANGEBYSCORE", index, "-inf", now_ms)
 

@@ -134,7 +134,7 @@ class StatusReporter:
     def _cancelled_ms(self, index: int, delivery: InnerDelivery, now: float) -> int | None:
         """Return the ms since a request to cancel a run, or None if there is no request."""
         cancellation = delivery.cancellation
-        is_batch = bool(self._queues[index].handler.batch)  # which is not interrupted
+        is_batch = bool(self._queues[index].handler.batch)  # a batch is not interrupted
         if is_batch or cancellation is None or not cancellation.is_set():
             return None
         return max(0, round((now - cancellation.since) * 1000))

@@ -46,7 +46,7 @@ WANTED_EVERY_S = 15.0
 
 
 class Wanted:
-    """Computes how many worker processes each topic needs, from the figures of the survey.
+    """Computes how many worker processes each topic needs, from the counts that the server reads.
 
     Attributes:
         by_topic: Last result by topic. Each run replaces the dict.

@@ -24,7 +24,7 @@ from rmq.kernel.core.validation import check_int
 PROCESSES_MAX = 1_000_000
 WORK_OFF_S = 60.0  # used if the topic has no slo
 WORK_OFF_LEAST_S = 1.0  # processes cannot start faster, and ten waiting messages are no backlog
-LATELY_MS = 60_000  # period of the shorter arrival rate
+LATELY_MS = 60_000  # the shorter of the two periods of the arrival rate
 WINDOW_LEAST_S = 10.0  # shortest period of an arrival rate
 
 

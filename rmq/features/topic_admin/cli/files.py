@@ -132,8 +132,8 @@ def apply(file: str, dry_run: bool, yes: bool) -> None:
     """Make topics as FILE defines them: TOML or JSON, as `rmq topic export` prints it.
 
     Shows the differences first. Creates missing topics, and changes settings and schedules that
-    differ. Topics, settings and schedules that FILE does not name stay. If a setting cannot be
-    changed, nothing is changed, and the exit code is 2.
+    differ. Topics, settings and schedules that FILE does not name are not changed. If a setting
+    cannot be changed, nothing is changed, and the exit code is 2.
     """
     common = common_options()
     definitions = _read(Path(file))

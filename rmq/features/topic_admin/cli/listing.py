@@ -127,7 +127,7 @@ def waiting(figures: dict[str, int]) -> int:
 
 
 def note_held(row: dict[str, Any]) -> None:
-    """Print a note if messages wait because the topic is paused or being resized."""
+    """Tell the user if messages wait because the topic is paused or being resized."""
     if row.get("paused_ms") or row.get("held"):
         common_options().note(f"{row['topic']}: {held_text(row)}")
     if row.get("sends_paused_ms"):

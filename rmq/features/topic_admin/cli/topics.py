@@ -236,10 +236,10 @@ def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
 def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> None:
     """Stop every delivery of topic NAME, or every send to it.
 
-    --receive: no consumer, worker or query gets messages until `rmq topic resume`, even after a
-    restart. Messages in flight may be settled. --send: senders get TopicPaused, schedules send
-    nothing, and the relay of an outbox waits. Redrives continue. If the command is interrupted, run
-    it again.
+    With --receive, no consumer, worker or query gets messages until `rmq topic resume`, even after
+    a restart. Messages in flight may be settled. With --send, senders get TopicPaused, schedules
+    send nothing, and the relay of an outbox waits. Redrives continue. If the command is
+    interrupted, run it again.
     """
     common = common_options()
     with common.client() as client:
@@ -276,7 +276,8 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     slots, and only new messages go to the new slots. RMQ delivers new messages after older messages
     of the same slot_basis are settled or dead. The command waits for this. If the command is
     interrupted, rmq server finishes the resize, or you run the command again. Until then, new
-    messages may wait. RMQ refuses programs whose code has another number when they start.
+    messages may wait. If the code of a program has another number of slots, RMQ refuses the program
+    at its start.
     """
     common = common_options()
     with common.client() as client:
@@ -352,9 +353,9 @@ def _pause_text(pause: rmq.Pause) -> str:
 def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
     """Delete topic NAME permanently, with everything that belongs to it.
 
-    Without --force, the command refuses a topic that has messages (exit code 6). It asks for the
-    name of the topic. Programs that use the topic get TopicVanished. If the command is interrupted,
-    no program can open the topic; run the command again.
+    Without --force, the command refuses a topic that has messages (exit code 6). You must type the
+    name of the topic to confirm. Programs that use the topic get TopicVanished. If the command is
+    interrupted, no program can open the topic; run the command again.
     """
     common = common_options()
     with common.client() as client:
