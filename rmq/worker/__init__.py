@@ -15,10 +15,10 @@ heartbeat/       renews leases in another process
 scheduler        sends the messages of schedules; also without a worker
 supervisor/      runs several worker processes, and restarts them (`rmq worker`)
 
-A message passes the four stages in this order. The fetcher visits the feed of a topic, which
-receives the message under a lease. The queue of its handler keeps it until a thread or task of an
-executor is free. An invoker calls the handler, and decides how to settle the delivery. A settler
-settles it in Redis. Each stage imports only from the stages after it.
+A message passes the four stages in this order. The fetcher calls the feed of a topic, which
+receives the message under a lease. The queue of the handler keeps the message until a thread or
+task of an executor is free. An invoker calls the handler, and decides how to settle the delivery. A
+settler settles the delivery in Redis. Each stage imports only from the stages after it.
 """
 
 from rmq.worker.scheduler import Scheduler

@@ -128,10 +128,7 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return one event per handler.
-
-        An event is set when every delivery that the runs of its handler have reported is settled.
-        """
+        """Return one event per handler, which is set when the handler's ended runs are settled."""
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:

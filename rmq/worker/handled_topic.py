@@ -1,4 +1,4 @@
-"""A topic that a worker handles: its handlers, its flows, and the error that blocks it now."""
+"""A topic that a worker handles: its handlers, its Redis commands, and its current error."""
 
 from __future__ import annotations
 

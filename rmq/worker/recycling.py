@@ -87,7 +87,7 @@ class RecyclingLimits:
         self._hangs: dict[InnerDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        """Return a text that names the limit of messages or memory that is reached, or ""."""
+        """Return a text that names the reached limit (messages or memory), or "" if none is."""
         if self._stop_after:
             handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
             if handled >= self._stop_after:
@@ -100,7 +100,7 @@ class RecyclingLimits:
         return ""
 
     def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
-        """Return the name of a handler that still runs `timeout_kill` after its max_runtime, or "".
+        """Return the name of a handler that hangs for longer than `timeout_kill` allows, or "".
 
         The method is called a few times a second.
         """

@@ -311,14 +311,14 @@ class Watchdog:
             self._memory.note_step(max(KILL_LEAST_S, hang_s))
 
     def allow_kill(self) -> None:
-        """Allow the heartbeat to kill this process from now on, if the process can run no code."""
+        """Allow the heartbeat to kill this process from now on, whenever the process hangs."""
         self._may_kill = True
         self._allow_renewals(time.monotonic())
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
         """Return whether a part of the engine made no progress although Redis answered.
 
-        `watchdog_s` is the time without progress that counts.
+        A part counts if it has made no progress for `watchdog_s` seconds.
         """
         moved_at, stuck_queue = self._last_move(now)
         if now - moved_at < watchdog_s / 2:
@@ -366,7 +366,7 @@ class Watchdog:
         }
 
     def _is_hung(self, now: float) -> bool:
-        """Return whether a handler still runs `timeout_kill` after its max_runtime."""
+        """Return whether a handler hangs for longer than `timeout_kill` allows."""
         hang = self._limits.find_hang(self._engine.queues, now)
         if hang:
             _log_stacks(hang)

@@ -45,7 +45,7 @@ class TopicFeed:
 
     Attributes:
         topic: Data that the feed shares with queues and settlers.
-        flows: Flows that receive and settle deliveries.
+        flows: Sequences of Redis commands that receive and settle deliveries.
         state: State of the slots, with the time at which each slot next has work.
         queues: Queue of each handler.
         first_queue: Queue of the first handler, which gets all messages of an ordered topic.
@@ -54,8 +54,8 @@ class TopicFeed:
         has_missed_requests: Whether requests to cancel deliveries may have been published while
             nobody listened.
         subscription: Subscription to the wake-ups and hand-overs of the topic.
-        on_step: Function that is called in the fetcher's thread before each step of a flow. The
-            call shows the watchdog that the thread runs.
+        on_step: Function that is called in the fetcher's thread before each command. The call shows
+            the watchdog that the thread runs.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TopicFeed:
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive deliveries with the flow from `get`, and give them to the queues of handlers.
+        """Receive deliveries with the commands from `get`, and give them to the handlers' queues.
 
         Return the number of deliveries.
         """
@@ -243,7 +243,7 @@ class TopicFeed:
     # --- requests to cancel deliveries -----------------------------------------------------------
 
     def note_request(self, payload: bytes) -> None:
-        """Interrupt the delivery that a published message asks to cancel."""
+        """Interrupt a delivery because a published message requests its cancellation."""
         delivery = requested_by(payload, self.context.slots, self.flows.open)
         if delivery is not None:
             self._interrupt(delivery)
@@ -310,7 +310,7 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Receive hand-overs on a channel of the fetcher's connection, or none if it is b""."""
+        """Receive hand-overs on a channel of the fetcher's connection. With b"", receive none."""
         if self.state.credits.standing:
             self.state.credits.in_doubt = True
             self.state.ready_at[0] = 0.0
@@ -327,7 +327,7 @@ class TopicFeed:
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Renew the credit for hand-overs by a receive from the slot at the next opportunity.
+        """Let the next receive from the slot renew the credit for hand-overs.
 
         If no send has used the credit for CREDIT_S, withdraw the credit instead.
         """

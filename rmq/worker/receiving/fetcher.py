@@ -215,7 +215,7 @@ class Fetcher:
     # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Check slots without work, receive for full topics again, and tidy slots.
+        """Check slots without work, receive again for topics that were full, and tidy slots.
 
         The fetcher calls this method every POLL_S seconds.
         """
@@ -245,7 +245,7 @@ class Fetcher:
         self._send_pending_follow_ups()
 
     def _send_pending_follow_ups(self) -> None:
-        """Send the pending follow-ups of the topics whose time for this has come.
+        """Send the pending follow-ups of topics whose next check for follow-ups is due.
 
         After SWEEP_MOST_S seconds, leave the remaining topics to the next poll.
         """
@@ -396,10 +396,10 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot, which means to remove what is no longer needed from it.
+        """Tidy one slot: remove data that has expired.
 
-        The slots of all topics follow one after the other. If work is left in a slot, the next call
-        tidies the same slot again.
+        Repeated calls go through the slots of all topics one after another. If expired data is left
+        in a slot, the next call tidies the same slot again.
         """
         slots = [keys for feed in self._feeds if feed.state.ready_at for keys in feed.context.slots]
         if not slots:

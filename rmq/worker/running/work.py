@@ -320,7 +320,7 @@ class HandlerWork:
             self._report(delivery, disposition)
 
     def report_overruns(self) -> None:
-        """Report each delivery whose handler exceeded its max_runtime as failed."""
+        """Report as failed each delivery whose handler exceeded its max_runtime."""
         claims = self.invoker.claims
         if claims is not None:
             claims.keep_lost()

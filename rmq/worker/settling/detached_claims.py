@@ -61,7 +61,7 @@ class DetachedClaims:
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
         """Keep the claims of deliveries whose handlers still run.
 
-        `None` means all deliveries.
+        With None, keep the claims of all deliveries whose handlers still run.
 
         Call this method before the deliveries are released, because a release removes all other
         claims.

@@ -37,7 +37,7 @@ ASIDE_PAUSE_MOST_S = 0.5  # longest pause between two tries while a replica take
 
 
 class SettlerThread:
-    """A thread that calls the functions that settlers have queued.
+    """A thread that calls functions which settlers have queued.
 
     Args:
         name: Name of the thread.
@@ -76,7 +76,7 @@ class SettlerThread:
         self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function after the second thread has run all functions that it has now."""
+        """Call a function when the second thread has run every function queued so far."""
         if self._aside is None:
             call()
         else:
@@ -184,7 +184,7 @@ class Settler:
         return flushed
 
     def flush(self, seconds: float) -> None:
-        """Wait until all reports queued so far are settled, at most for `seconds`."""
+        """Wait for at most `seconds` seconds until all reports queued so far are settled."""
         self.flushed_event().wait(seconds)
 
     def count_released(self, count: int) -> None:
