@@ -214,7 +214,7 @@ class ExactlyOnce(Middleware):
         delivery: DeliveryData,
         call_next: Next | NextAsync,
     ) -> Procedure[bool]:
-        """Insert the row and run the handler. Return False if the work was done before."""
+        """Insert the key's row and run the handler. Return False if the work was done before."""
         connection = opened
         # A session may read from a replica; the row must be written to the primary.
         if self.has_sessions:
@@ -240,7 +240,7 @@ class ExactlyOnce(Middleware):
 
     @contextmanager
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
-        """Postpone the delivery if the database, not the message, is at fault in this block.
+        """Postpone the delivery if the database, not the message, is at fault in the `with` block.
 
         If the delivery is postponed, no write was committed.
 

@@ -41,8 +41,8 @@ class RunningClaim:
         ttl_ms: How long the row is kept after it is marked as done, in ms. None until the work is
             done.
         mark_at: Time of the next attempt to mark the row, by the monotonic clock.
-        mark_until: Time at which the row would expire if it were marked. After it, there are no
-            more attempts.
+        mark_until: Time at which the row would expire if it were marked. After this time, there are
+            no more attempts.
     """
 
     __slots__ = ("due", "hold_ms", "mark_at", "mark_until", "row", "ttl_ms")
@@ -198,7 +198,7 @@ def _log_not_marked(row: Row, error: Exception) -> None:
 
 
 class ThreadRenewal(Renewal):
-    """Renewal in a daemon thread, which runs while there are claims and for IDLE_S afterwards."""
+    """Renews claims in a daemon thread. The thread ends IDLE_S seconds after the last claim."""
 
     def __init__(
         self, transact: Callable[..., Procedure[Any]], engine: AnyEngine, dispose: bool
@@ -258,7 +258,7 @@ class ThreadRenewal(Renewal):
 
 
 class TaskRenewal(Renewal):
-    """Renewal in a task of the running event loop, which runs while there are claims."""
+    """Renews claims in a task of the running event loop. The task ends after the last claim."""
 
     _task: asyncio.Task[None] | None = None
 

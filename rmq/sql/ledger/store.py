@@ -106,10 +106,10 @@ class Ledger:
 
         Call this in a program that continues after its handlers have ended. Without this call, the
         thread ends 10 s after the last claim, or with the process. If finished work could not be
-        marked as done, `close` tries once more. If this fails, `close` logs it and leaves the claim
-        to expire. While a handler runs, its claim is still renewed, and the thread ends after the
-        handler. A later claim starts the thread again. For an async engine, a task renews the
-        claims, and ends with its event loop.
+        marked as done, `close` tries once more. If this fails, `close` logs the failure, and the
+        claim expires later. While a handler runs, its claim is still renewed, and the thread ends
+        after the handler. A later claim starts the thread again. For an async engine, a task renews
+        the claims, and ends with its event loop.
         """
         self._thread_renewal.end()
 
@@ -181,7 +181,7 @@ class LedgerMiddleware(Middleware):
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Check that the handler fits the engine and the `check` function, as async or plain."""
+        """Refuse a handler whose kind (async or plain) does not fit the engine or `check`."""
         check_kind(handler, self._store.is_async, "its ledger")
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
