@@ -62,7 +62,7 @@ class Confirms(Middleware):
         self._outage = Outage("the database of confirmations, or its topic")
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Check that no other middleware is above, and that handler and engine are of one kind."""
+        """Check that no other middleware is above, and that handler and engine fit together."""
         above = active(handler.middleware[: handler.middleware.index(self)])
         if above:
             raise InvalidValue(
@@ -192,7 +192,7 @@ class Confirming:
     def confirms(
         self, engine: Engine | AsyncEngine, *, via: Topic | AsyncTopic | None = None
     ) -> Callable[[F], F]:
-        """Confirm stubs when their messages are handled. Write it above all other middleware.
+        """Confirm stubs when their messages are handled. Write this above all other middleware.
 
             @orders.handler
             @outbox.confirms(engine)

@@ -140,7 +140,7 @@ class LossDetector:
         self._engine = engine
 
     def sort(self, due: Sequence[DueStub]) -> Sorted:
-        """Sort stubs whose resend time has come by the state of their messages.
+        """Sort stubs by the state of their messages. The resend time of each stub has come.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away.
@@ -160,7 +160,7 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where the message of each stub is in Redis, by the `seq` of the stub.
+        """Return where the message of each stub is in Redis, by the number (`seq`) of the stub.
 
         The value is None if the topic cannot be read.
         """

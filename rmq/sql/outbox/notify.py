@@ -31,7 +31,7 @@ TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A stub whose sends are used up, as a hook gets it.
+    """Describes a stub (a message's row) that is not sent any more. A hook gets this object.
 
     The body of the message is left out, because it may be confidential.
 
@@ -74,11 +74,11 @@ def log_error(stub: Exhausted) -> None:
 
 
 class Notifier:
-    """Reports exhausted stubs to a hook. Only one process at a time reports a stub.
+    """Reports exhausted stubs to a function of the program. One process at a time reports a stub.
 
     Args:
         engine: Engine of the database with the stubs.
-        notify: The hook.
+        notify: The function.
         batch: Maximum number of stubs in one call of `report`.
     """
 

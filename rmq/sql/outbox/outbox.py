@@ -59,7 +59,7 @@ class _NewStub(NamedTuple):
 
 
 class Outbox(Confirming, Repair):
-    """Writes messages in a database transaction, and sets when lost messages are sent again.
+    """Writes messages in a database transaction, and decides when lost messages are sent again.
 
     In addition to `send`, an outbox has `confirms`, `unconfirmed` and `confirm_handler` for
     consumers, and `resend`, `void`, `withdraw` and `purge` for stubs (the rows of messages).

@@ -145,7 +145,7 @@ def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
-    """Mark stubs as exhausted. Each pair in `errors` has the `seq` of a stub and a reason."""
+    """Mark stubs as exhausted. Each pair in `errors` has a stub's number (`seq`) and a reason."""
     rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
     connection.execute(_EXHAUST, rows)
 

@@ -104,7 +104,7 @@ class Repair:
 
         Args:
             engine: Engine of the database with the tables.
-            client: Client with the prefix of the relay.
+            client: Client with the same prefix as the relay.
             id: Id of the stub or of its message.
 
         Returns:
@@ -174,7 +174,7 @@ class Repair:
 
 
 def exhausted(engine: sa.Engine, topic: str | None = None) -> list[str]:
-    """Return the ids of exhausted stubs, of one topic or of all, oldest first."""
+    """Return the ids of exhausted stubs, of one topic or of all topics, oldest first."""
     query = sa.select(stubs.c.id).where(stubs.c.status == EXHAUSTED).order_by(stubs.c.seq)
     if topic is not None:
         query = query.where(stubs.c.topic == topic)

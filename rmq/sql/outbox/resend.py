@@ -297,7 +297,7 @@ class Resender:
         return Round(sent=len(marks), held=len(put_off), exhausted=len(unsendable))
 
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
-        """Return the new columns of a stub after a send.
+        """Return the new values of a stub's columns after a send.
 
         A duplicate also counts as a send, because its message was settled but not confirmed.
         """

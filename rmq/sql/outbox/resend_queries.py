@@ -81,7 +81,7 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
 
 
 def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
-    """Return, for each slot, the newest offset that a consumer has received or confirmed."""
+    """Return, for each slot, the newest message number that a consumer received or confirmed."""
     offsets: dict[SlotKey, int] = {}
     for topic, slot in set(slots):
         newest = sa.union_all(
@@ -119,7 +119,7 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
 
 
 def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
-    """Return as many first stubs as fit one call, with bodies, and the database's time."""
+    """Return the first stubs that fit one call, with their bodies, and the database's time."""
     sizes = connection.execute(
         sa.select(stubs.c.seq, sa.func.length(stubs.c.body), now_ms())
         .where(stubs.c.seq.in_([stub.seq for stub in due]))
@@ -141,7 +141,10 @@ def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list
 
 
 def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None:
-    """Delay the resend of stubs without counting a send. `waits` has pairs (seq, ms from now)."""
+    """Delay the resend of stubs without counting a send.
+
+    Each pair in `waits` has a stub's number (`seq`) and a time from now in ms.
+    """
     by_wait: dict[int, list[int]] = {}
     for seq, wait_ms in waits:
         by_wait.setdefault(wait_ms, []).append(seq)
