@@ -277,7 +277,7 @@ class IdleLimit:
     def before_call(self, wait_s: float) -> None:
         """Restart the idle time of the transaction before a call to Redis.
 
-        The call may wait for `wait_s` seconds, so the idle limit is longer by this time.
+        The call may wait for `wait_s` seconds, so the idle limit becomes longer by this time.
         """
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":

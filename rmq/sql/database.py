@@ -3,8 +3,7 @@
 Functions take a plain `Connection`. Async code passes the functions to `AsyncConnection.run_sync`.
 Tables belong to `rmq.sql.ledger` and `rmq.sql.outbox`.
 
-This module also reads database URLs, and opens engines for the time of one command of the command
-line.
+This module also reads database URLs, and opens engines for the time of one command of `rmq`.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
 
 
 def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
-    """Begin a transaction on SQLite with a write, because it will read before it writes.
+    """Make a write the first statement of an SQLite transaction that reads before it writes.
 
     SQLite has one writer at a time. A transaction that has already read can become the writer only
     if no other transaction has written since. Otherwise it fails at once with "database is locked",
