@@ -226,7 +226,7 @@ class _Running:
         await asyncio.shield(self._opened)
 
     def cancel(self) -> None:
-        """Start closing."""
+        """Start to close the application."""
         self._task.cancel()
 
     async def close(self) -> None:

@@ -73,7 +73,7 @@ class Disclosure:
 
 
 def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
-    """Hide or redact each body, failure and header in an answer that the user may not see."""
+    """Hide or redact the bodies, failures and headers in an answer that the user may not see."""
     if isinstance(answer, list | tuple):
         for each in answer:
             _walk(each, hides, redact)
@@ -116,7 +116,7 @@ def _redact_body(body: Body, redact: frozenset[str]) -> None:
 
 
 def _redacted(value: Any, redact: frozenset[str]) -> Any:
-    """Replace redacted values, also if the name is a value in the same list or object."""
+    """Replace the values of redacted names, also in pairs like {"name": NAME, "value": VALUE}."""
     if isinstance(value, dict):
         is_pair = _names_one(value.values(), redact)
         return {

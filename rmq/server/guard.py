@@ -180,7 +180,7 @@ class Guard:
 
 
 def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
-    """Refuse a write that a page of another site made a browser send.
+    """Refuse a request to write if a page of another site made the browser send it.
 
     Browsers send the site of origin. A request without an origin comes from a program and is
     accepted, unless it has a cookie: only browsers send cookies.

@@ -49,10 +49,10 @@ class LeaseList(Answer):
 
 @TABLE.get("/topics/{topic}/leases")
 async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
-    """List the messages in flight, with the time that is left and their holder.
+    """List the messages in flight, with their workers and the time until their leases end.
 
-    Only worker processes are shown as holders. Each worker process reports its 20 oldest runs every
-    10 s.
+    Only worker processes can be shown as holders of a message. Each worker process reports its 20
+    oldest runs every 10 s.
     """
     found, cursor = await page_of(context, path.topic, query, "prepare")
     now_ms = (await context.admin.stats(path.topic))["now_ms"]
@@ -76,7 +76,7 @@ class Consumers(Answer):
 
 @TABLE.get("/topics/{topic}/consumers")
 async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
-    """List the worker processes that handle a topic, and the queries that hold its messages.
+    """List the worker processes that handle a topic, and the queries that have its messages.
 
     Consumers in your own programs report nothing. Their messages are listed as in flight.
     """

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus (`/metrics`): counts of the survey, and results of the services."""
+"""Metrics for Prometheus (`/metrics`): counts of messages, and results of the services."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class Connections:
 
 
 class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
-    """A connection with limits. uvicorn creates it.
+    """A client connection with limits of time, size and number. uvicorn creates it.
 
     Args:
         connections: Connections of the listener. The other arguments are uvicorn's.

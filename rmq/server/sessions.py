@@ -70,7 +70,7 @@ class Sessions:
         self._client = client
 
     async def sign_in(self, scope: MutableMapping[str, Any], token: str) -> str:
-        """Start a session with a token. Return its cookie, for Set-Cookie.
+        """Start a session with a token. Return the value of the header Set-Cookie.
 
         Raises:
             ApiError: The token is unknown, or the address has tried too many unknown tokens.
@@ -93,7 +93,7 @@ class Sessions:
         return await self.create(scope, principal)
 
     async def create(self, scope: MutableMapping[str, Any], principal: Principal) -> str:
-        """Start a session for the principal of a token. Return its cookie."""
+        """Start a session for the principal of a token. Return the session's cookie."""
         assert principal.token is not None
         assert self._client is not None
         id = secrets.token_urlsafe(32)
