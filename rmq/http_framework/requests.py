@@ -111,10 +111,11 @@ class Nothing(Request):
 
 
 class LetterConditions(Request):
-    """Conditions for dead letters, also in the trash. A letter must meet all of them.
+    """Conditions for dead letters, also in the trash. A letter must meet all conditions.
 
     Attributes:
-        filter: For example: error contains "timeout" and header.tenant=7 and body.order>100.
+        filter: A filter, for example: error contains "timeout" and header.tenant=7 and
+            body.order>100.
     """
 
     ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
@@ -129,11 +130,11 @@ class LetterConditions(Request):
 
 
 class DeadLetterConditions(LetterConditions):
-    """Conditions for dead letters. A dead letter must meet all of them.
+    """Conditions for dead letters. A dead letter must meet all conditions.
 
     Attributes:
         older_than: Minimum time since the message died, in seconds.
-        filter: For example: error contains "timeout" and age>1h and body.order>100.
+        filter: A filter, for example: error contains "timeout" and age>1h and body.order>100.
     """
 
     older_than: Seconds | None = None

@@ -35,7 +35,7 @@ def root_of(scope: MutableMapping[str, Any]) -> str:
 def path_of(scope: MutableMapping[str, Any]) -> str:
     """Return the path of a request below the root path.
 
-    ASGI includes the root path in `path`, but some servers omit it.
+    ASGI includes the root path in `path`, but some servers leave the root path out.
     """
     path: str = scope["path"]
     root = root_of(scope)
