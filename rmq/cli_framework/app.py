@@ -419,7 +419,7 @@ class LazyCommands(click.Group):
 
 
 class RootGroup(LazyCommands, CommandGroup):
-    """The root group. It turns an exception into a line and an exit code."""
+    """The root command. It turns an exception into one line of text and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and flush its output, so that a closed pipe is noticed here."""
@@ -470,8 +470,8 @@ class CommandEntry(NamedTuple):
 
     Attributes:
         command: Module and attribute, as module:attribute.
-        summary: First sentence of its help.
-        more: Modules that add commands to it.
+        summary: First sentence of the command's help.
+        more: Modules that add commands to this command, if it is a group.
     """
 
     command: str

@@ -59,8 +59,8 @@ def progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if stderr is a terminal. Yield a function that updates the bar.
 
-    The function gets the numbers of done and of all items. After Ctrl-C, print the progress of the
-    command, and the advice in `again`.
+    Call the function with the number of finished items and the number of all items. After Ctrl-C,
+    print the progress of the command, and the advice in `again`.
     """
     reached = (0, 0)
 
@@ -84,8 +84,8 @@ def progress(
 def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar. Yield a function that updates it.
 
-    The function gets the numbers of done and of all items. The number of all items is None if it is
-    unknown.
+    Call the function with the number of finished items and the number of all items, which is None
+    if unknown.
     """
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None

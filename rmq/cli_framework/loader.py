@@ -124,7 +124,7 @@ def _targets(module: ModuleType) -> dict[str, Target]:
 
 
 def _single_target(module: ModuleType) -> Target:
-    """Return the only possible target of a module, if the user named no ATTR."""
+    """Return the client or worker of a module that the user named without ATTR."""
     targets = _targets(module)
     if not targets:
         raise _no_such_target(
