@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.kernel.core.callers import FEW
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.cluster.node_pools import NodePools
 from rmq.kernel.transport.connections.operations import NodeExchange
-from rmq.kernel.transport.flow.coalescing import FEW
 from rmq.kernel.transport.hash_slots import hash_slot
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, Node, until
 

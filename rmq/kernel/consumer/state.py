@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, PrepareCall, SlotBatch
+from rmq.kernel.core.callers import Permits
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, Counts
-from rmq.kernel.core.permits import Permits
 from rmq.kernel.core.record import TIMED
 from rmq.kernel.delivery.inner_delivery import SharedLeases
 from rmq.kernel.follow_ups.flows import FIRST_SWEEP_S, REST_S, SWEEP_S, try_sweep

@@ -289,10 +289,14 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
     return list(make_run(slot, check, count, kept=kept))
 
 
-def make_one(slot: int, check: int) -> MessageId:
-    """Make a single id for a message that is sent once. This is faster than `make`."""
+def make_one(slot: int, check: int) -> tuple[MessageId, bytes]:
+    """Make a single id for a message that is sent once, and return it with its member.
+
+    This is faster than `make`.
+    """
     stamp = _next_stamps(1).to_bytes(8, "big")
-    return MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
+    id = MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
+    return id, stamp + _random
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.errors import Cancelled, RMQError, StorageError
 from rmq.kernel.core import failure
+from rmq.kernel.core.callers import APART, Coalescer, same_error
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.dispositions import FollowUp, Reject, Retry, Snooze
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
-from rmq.kernel.transport.flow.coalescing import APART, Coalescer, coalesced, same_error
+from rmq.kernel.transport.flow.coalescing import coalesced
 from rmq.kernel.transport.flow.steps import Flow
 
 if TYPE_CHECKING:

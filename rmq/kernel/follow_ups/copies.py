@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from rmq.errors import DecodeError
 from rmq.kernel.core import codec, failure, ids, record, sequence
 from rmq.kernel.core.body_limits import CALL_BYTES
-from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.results import KEEP_MARK
 from rmq.kernel.follow_ups.encode import DEPTH_MARK, depth_in
@@ -107,5 +106,5 @@ def _message(
         DEPTH_MARK: str(depth),
     }
     head, rest = record.moved(fields, headers)
-    id = ids.make_one(index, target.check)
-    return entry_of(number_of(entry), member_of(id) + head + rest)
+    _, member = ids.make_one(index, target.check)
+    return entry_of(number_of(entry), member + head + rest)

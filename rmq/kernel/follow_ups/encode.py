@@ -137,9 +137,9 @@ def encode_plain(
         return None
     head, body = producer.encode_plain(target.codec, settings, out)
     slot = _slot_in(target, delivery)
-    id = ids.make_one(slot, target.check)
+    id, member = ids.make_one(slot, target.check)
     message = b"%b%c%b%b%b" % (
-        member_of(id), head[0] | record.HEADERS, head[1:], _depth_header(depth), body,
+        member, head[0] | record.HEADERS, head[1:], _depth_header(depth), body,
     )  # fmt: skip
     return EncodedFollowUp(id, slot_name(target.name, slot), message)
 
@@ -181,7 +181,7 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flo
         out, found = offloading.set_apart(target, target.codec, out)
     message = producer.encode(target, target.settings, out)
     slot = message.slot if message.slot >= 0 else _slot_in(target, delivery)
-    id = message.id or ids.make_one(slot, target.check)
+    id = message.id or ids.make_one(slot, target.check)[0]
     head, envelope = record.with_headers(message.head, message.envelope, message.headers)
     text = b"".join((member_of(id), head, envelope, message.body))
     if isinstance(target.codec, Offloaded) and found is not None:

@@ -31,7 +31,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.kernel.core import failure, ids, record
-from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.delivery.dispositions import FollowUp, with_topics
@@ -506,5 +506,5 @@ def _dead_letter(
     packed: bytes = msgpack.packb({**fields.headers, TARGET_MARK: name})
     head, envelope = record.with_headers(head, envelope, packed)
     text = failure.encode(f"follow-up for topic {name!r}: {reason}")
-    id = ids.make_one(keys.index, context.check)
-    return Refused(number_of(entry), member_of(id), head, envelope + fields.body, text)
+    _, member = ids.make_one(keys.index, context.check)
+    return Refused(number_of(entry), member, head, envelope + fields.body, text)

@@ -84,7 +84,7 @@ def send_one(
     keys: SlotKeys,
     session: ReplaySession,
     head: bytes,
-    id: bytes,
+    member: bytes,
     body: bytes,
     apart: int,
 ) -> Command[SendReply]:
@@ -93,12 +93,12 @@ def send_one(
     The argument `apart` is a size in bytes. A body of this size or more is stored outside of its
     record.
     """
-    whole = (head, member_of(id), body)
+    whole = (head, member, body)
     if len(body) < apart:
         return _send(context, keys, session, 1, whole)
     head, reference = record.set_apart(head, body, os.urandom(record.RANDOM))
-    write = _write_bodies(keys, (id,), (reference,), {0: body})
-    return _send(context, keys, session, 1, (head, whole[1], reference), write, lambda: whole)
+    write = ("HSET", keys.bodies, record.name_of(member, reference), body)
+    return _send(context, keys, session, 1, (head, member, reference), write, lambda: whole)
 
 
 def send_uniform(

@@ -19,6 +19,7 @@ from rmq.errors import (
     TopicVanished,
 )
 from rmq.kernel.core import ids as core_ids
+from rmq.kernel.core.callers import APART, Apart, Coalescer, same_error
 from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
@@ -41,7 +42,7 @@ from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.flow.coalescing import APART, Apart, Coalescer, coalesced, same_error
+from rmq.kernel.transport.flow.coalescing import coalesced
 from rmq.kernel.transport.flow.steps import Await, Coalesce, Command, Flow, Sleep, durable_pipeline
 
 Stored = Flow[Sequence[SendResult]]
@@ -119,11 +120,11 @@ def send(
 def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
     """Send a message without options. Return APART if Redis refused the message."""
     slot = next(context.spread)
-    id = core_ids.make_one(slot, context.check)
+    id, member = core_ids.make_one(slot, context.check)
     session = context.sessions.take()
     keys, apart_bytes = context.slots[slot], context.apart_bytes
     try:
-        reply = yield scripts.send_one(context, keys, session, head, id, body, apart_bytes)
+        reply = yield scripts.send_one(context, keys, session, head, member, body, apart_bytes)
     except OutcomeUnknown:
         raise  # a copy may still arrive, so no other call may use this session number
     except RMQError as error:  # other exceptions, such as a time limit, leave the outcome unknown

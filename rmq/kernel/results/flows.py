@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rmq.errors import InvalidValue, NotFinished, ResultNotFound
+from rmq.kernel.core.callers import Coalescer
 from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import results_channel
 from rmq.kernel.core.validation import Duration, duration_ms
@@ -19,7 +20,6 @@ from rmq.kernel.results.scripts import RESULT_MAX, ResultReply
 from rmq.kernel.results.signals import Name, ResultSignals, Waiter
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.coalescing import Coalescer
 from rmq.kernel.transport.flow.steps import Coalesce, Command, Flow, Park, pipeline
 
 ITEM_BYTES = 16  # size of an id in a call that callers share

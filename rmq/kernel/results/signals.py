@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 
 from rmq.errors import StorageError
 from rmq.kernel.core import process
+from rmq.kernel.core.callers import Coalescer
 from rmq.kernel.core.ids import MEMBER_SIZE
-from rmq.kernel.transport.flow.coalescing import Coalescer
 from rmq.kernel.transport.flow.steps import (
     POLL_S,
     AwaitSignal,

@@ -16,6 +16,7 @@ import itertools
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
@@ -24,7 +25,7 @@ import hiredis
 import redis
 
 from rmq.kernel.core import process
-from rmq.kernel.core.permits import Permit, Permits
+from rmq.kernel.core.callers import APART, Coalescer, Permit, Permits, same_error
 from rmq.kernel.transport.connections.failures import (
     ConnectionsBusy,
     as_not_connected,
@@ -32,7 +33,7 @@ from rmq.kernel.transport.connections.failures import (
     is_not_master,
 )
 from rmq.kernel.transport.errors import REDIS_ERRORS
-from rmq.kernel.transport.flow.coalescing import APART, Coalescer, CoalescingTasks, same_error
+from rmq.kernel.transport.flow.coalescing import CoalescingTasks
 from rmq.kernel.transport.flow.steps import Coalesce, Command
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for longer is checked by PING before its use
@@ -90,7 +91,6 @@ class _PoolState:
         self._check_s = min(CHECK_S, timeout_s)
         self._permits = Permits(size)
         self._idle: deque[PooledConnection] = deque()
-        self._generation = process.generation
         self.epoch = 0
 
     @property
@@ -196,15 +196,17 @@ class _Waiter:
 
 
 class Pool(_PoolState):
-    """Connections for threads."""
+    """Connections for threads.
+
+    Attributes:
+        is_own: Whether this process may use the pool. A forked process may not.
+    """
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
         self._waiting: deque[_Waiter] = deque()
-
-    def is_own(self) -> bool:
-        """Return whether this process may use the pool. A forked process may not."""
-        return self._generation == process.generation
+        self.is_own = True
+        _own_pools.add(self)
 
     def take(self) -> PooledConnection:
         """Return a connection. Give it back with `read` or `discard`.
@@ -347,21 +349,35 @@ class Pool(_PoolState):
         return pooled
 
 
+_own_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _disown_pools() -> None:
+    """Leave all pools to the parent of this forked process."""
+    for pool in _own_pools:
+        pool.is_own = False
+
+
+process.call_in_child(_disown_pools)
+
+
 class AsyncPool(_PoolState):
     """Connections for the tasks of one event loop. Otherwise the same as `Pool`."""
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
+        self._generation = process.generation
         self.loop: asyncio.AbstractEventLoop | None = None  # event loop of the connections
         self._waiting: deque[asyncio.Future[PooledConnection]] = deque()
         # An interrupted exchange raises the error of a dead connection, so commands are repeated.
         self._exchanges = Coalescer(self._exchange_all, interrupted=redis.ConnectionError)
         self._tasks = CoalescingTasks()
 
+    @property
     def is_own(self) -> bool:
-        """Return whether this process and event loop may use the pool.
+        """Whether this process and event loop may use the pool.
 
-        The first event loop that calls this method owns the pool.
+        The first event loop that reads this property owns the pool.
         """
         loop = asyncio.get_running_loop()
         if self.loop is None:

@@ -1,5 +1,5 @@
 """Flows: generators that the blocking and the asyncio transport run in the same way.
 
 steps        the steps that a flow yields: commands, pipelines, pauses, signals
-coalescing   makes one shared call for simultaneous callers
+coalescing   waits for a call that simultaneous callers share
 """

@@ -247,7 +247,7 @@ class Coalesce:
     The value is the outcome for this caller. An error of the call is raised.
 
     Args:
-        coalescer: A `rmq.kernel.transport.flow.coalescing.Coalescer`.
+        coalescer: A `rmq.kernel.core.callers.Coalescer`.
         item: Item of this caller for the shared call.
         size: Size of the item, bytes.
     """

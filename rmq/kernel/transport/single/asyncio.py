@@ -15,7 +15,7 @@ import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.permits import Permits
+from rmq.kernel.core.callers import Permits
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.operations import (
     Exchange,

@@ -23,7 +23,7 @@ from redis.exceptions import AskError
 from redis.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.permits import Permits
+from rmq.kernel.core.callers import Permits
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.operations import (
     Exchange,
@@ -239,7 +239,7 @@ class Transport(Driver):
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
         """Return whether no connection has died since a subscription was made."""
-        return self._pool.is_own() and subscribed.epoch == self._pool.epoch
+        return self._pool.is_own and subscribed.epoch == self._pool.epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
         """Return whether this thread already waits among `callers`.

@@ -136,7 +136,7 @@ class Driver:
             # The first attempt uses no generators, because each call passes here.
             try:
                 self.commands += 1
-                pool = self._pool if self._pool.is_own() else self._current_pool()
+                pool = self._pool if self._pool.is_own else self._current_pool()
                 (reply,) = pool.exchange(hiredis.pack_command(words_of(command)), 1)
                 if isinstance(reply, BaseException):
                     raise reply
@@ -176,7 +176,7 @@ class Driver:
 
     def _current_pool(self) -> Pool:
         """Return the pool of this process and event loop. After a fork, it is a new pool."""
-        while not self._pool.is_own():
+        while not self._pool.is_own:
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
             self._pool.epoch = epoch

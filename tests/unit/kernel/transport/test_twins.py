@@ -21,7 +21,7 @@ ASYNC_NAMES = {
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
 DIFFERENT = {
     "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_own_step",
-    "_perform", "exchange", "send", "is_own", "is_reentrant",
+    "_perform", "exchange", "send", "is_reentrant",
     "take", "discard", "_answers", "_serve", "_wait", "_park",
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
@@ -29,8 +29,8 @@ ONLY_FOR_THREADS = {
     "url", "_brief", "_end_brief", "add_channel",
     "is_current",
 }  # fmt: skip
-# Tasks share connections.
-ONLY_FOR_TASKS = {"_exchange_all"}
+# Tasks share connections. Whether a pool belongs to this process is an attribute for threads.
+ONLY_FOR_TASKS = {"_exchange_all", "is_own"}
 
 
 def methods(file: str, class_name: str) -> dict[str, str]:

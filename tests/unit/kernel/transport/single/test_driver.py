@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
-from rmq.kernel.core import process
 from rmq.kernel.transport import url as urls
 from rmq.kernel.transport.open import open_async_transport, open_transport
 
 ADDRESS = urls.parse("redis://127.0.0.1:1")
 
 
-def test_after_a_fork_the_epoch_says_that_the_subscriptions_of_the_parent_are_old(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.posix
+def test_after_a_fork_the_epoch_says_that_the_subscriptions_of_the_parent_are_old() -> None:
     transport = open_transport(ADDRESS, 0.0, 1.0)
     epoch, pool = transport.epoch, transport._pool
 
-    monkeypatch.setattr(process, "generation", process.generation + 1)
+    child = os.fork()
+    if not child:
+        is_new = transport.epoch > epoch and transport._pool is not pool
+        os._exit(0 if is_new else 1)
 
-    assert transport.epoch > epoch
-    assert transport._pool is not pool
+    assert os.waitpid(child, 0)[1] == 0
+    assert (transport.epoch, transport._pool) == (epoch, pool)
 
 
 def test_another_event_loop_gets_another_pool() -> None:

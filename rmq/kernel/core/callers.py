@@ -1,0 +1,289 @@
+"""Limit the number of simultaneous callers, and let several callers share a call.
+
+Each caller has a permit. A permit is free again when its owner is gone, however it ended.
+
+A call for several callers is like a group commit of a database. Up to FEW calls at a time are made
+immediately, each for one caller. If more callers arrive, or the previous call was shared, a caller
+waits until no call is in progress. The first waiting caller then makes one call for all waiting
+callers, in the order of arrival. So the cost for each caller falls when there are more callers, and
+no delay has to be configured.
+
+Each caller gets an outcome of its own: its part of the result, an error, or APART. APART means that
+the caller must make a separate call. The rules are the same for threads and for tasks. Only the way
+in which a caller waits is different (`rmq.kernel.transport.flow.coalescing`).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rmq.errors import OutcomeUnknown, RMQError
+from rmq.kernel.core import process
+from rmq.kernel.core.settings import BATCH_MAX
+
+BYTES_MAX = 256 * 1024  # largest shared call; a single larger item has a call of its own
+FEW = 4  # number of simultaneous calls that do not wait: sharing them would save nothing
+
+
+class Permit:
+    """A permit, in use until `free` is called or until Python frees this object.
+
+    Attributes:
+        thread: Id of the thread that uses the permit, or 0 if no thread uses it.
+    """
+
+    __slots__ = ("__weakref__", "_idle", "thread")
+
+    def __init__(self, thread: int, idle: deque[Permit] | None = None) -> None:
+        self.thread = thread
+        self._idle: deque[Permit] = deque() if idle is None else idle
+
+    def free(self) -> None:
+        """Free the permit. Call this once for each `acquire`, and do not use the object afterwards.
+
+        The next caller gets the same object. If this object is still in a stack frame that an
+        exception refers to, the permit stays in use.
+        """
+        if self.thread:
+            self.thread = 0
+            self._idle.append(self)
+
+
+class Permits:
+    """A fixed number of permits for threads or tasks.
+
+    A signal handler or a time limit may raise an exception between any two instructions of a
+    caller, even in its `finally`. Python then frees the Permit with the caller's frames, and the
+    callback of a weak reference makes room for another Permit. The callback is a C function, so
+    signals cannot interrupt it.
+
+    Args:
+        size: Number of permits.
+    """
+
+    __slots__ = ("_idle", "_made", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._made: dict[int, weakref.ref[Permit]] = {}  # permits in use and idle permits
+        self._idle: deque[Permit] = deque()
+
+    def __len__(self) -> int:
+        """Return the number of permits in use."""
+        return max(0, len(self._made) - len(self._idle))
+
+    def acquire(self) -> Permit | None:
+        """Return a permit for this thread, or None if all are in use."""
+        try:
+            permit = self._idle.pop()
+        except IndexError:
+            pass
+        else:
+            permit.thread = threading.get_ident()
+            return permit
+        return self._make()  # outside of the `except`, because the error would keep this frame
+
+    def _make(self) -> Permit | None:
+        """Make a new permit, or return None if the number of permits is reached."""
+        permit, made = Permit(threading.get_ident(), self._idle), self._made
+        for number in range(self.size):
+            if number not in made:
+                mine = weakref.ref(permit, partial(made.pop, number))
+                if made.setdefault(number, mine) is mine:  # atomic: no other thread has this number
+                    return permit
+        return None
+
+    def is_used_by(self, thread: int) -> bool:
+        """Return whether a thread uses a permit, or is acquiring or freeing a permit."""
+        idle = list(self._idle)
+        for made in list(self._made.values()):
+            permit = made()
+            if permit is None or permit in idle:
+                continue
+            if permit.thread in (0, thread):
+                return True
+        return False
+
+
+# --- calls that several callers share ----------------------------------------------------------
+
+
+class Apart:
+    """The type of APART, the outcome of a caller that must make a separate call."""
+
+    __slots__ = ()
+
+
+APART = Apart()
+
+
+class Caller:
+    """A caller that waits for its part of a shared call.
+
+    Args:
+        item: Item of this caller for the shared call.
+        size: Size of the item, bytes.
+    """
+
+    __slots__ = ("item", "size")
+
+    def __init__(self, item: Any, size: int) -> None:
+        self.item = item
+        self.size = size
+
+    def claim(self, leader: Caller) -> bool:
+        """Join the shared call of another caller, the leader.
+
+        Return whether this caller joined.
+        """
+        raise NotImplementedError
+
+    def lead(self, permit: Permit) -> bool:
+        """Make the next call for all waiting callers. Return whether this caller makes the call."""
+        raise NotImplementedError
+
+    def finish(self, outcome: Any) -> None:
+        """Set the caller's outcome, and end its wait."""
+        raise NotImplementedError
+
+
+class Coalescer:
+    """Makes one call for several simultaneous callers.
+
+    Args:
+        run: Function that makes one call for several items, with an outcome for each item. It
+            usually returns a flow, which the transport runs.
+        items_max: Largest number of items of one call.
+        interrupted: Function that makes the error for the other callers of an interrupted call.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Any],
+        items_max: int = BATCH_MAX,
+        interrupted: Callable[[str], Exception] = OutcomeUnknown,
+    ) -> None:
+        self.run = run
+        self._items_max = items_max
+        self._interrupted = interrupted
+        self.loop: Any = None  # event loop of the waiting callers
+        self.start()
+
+    def start(self, loop: Any = None) -> None:
+        """Forget all callers, after a fork or when another event loop is used."""
+        self._generation = process.generation
+        self.loop = loop
+        self.permits = Permits(FEW)  # each permits one call
+        self.waiting: deque[Any] = deque()
+        self.threads: dict[int, weakref.ref[Any]] = {}  # callers by thread
+        self._callers = 1  # number of callers of the last call
+        self._crowd = 1  # larger number of callers of the last two calls
+        self.is_watched = False  # whether a timer ends waits that are too long
+
+    @property
+    def _free(self) -> range:
+        """The free permits. Only tests use this property."""
+        return range(FEW - len(self.permits))
+
+    def begin(self) -> Permit | None:
+        """Return a permit to make a call now, or None if the caller must wait.
+
+        Give the permit back with `end`.
+        """
+        if self._generation != process.generation:
+            self.start()
+        if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
+            return None
+        return self.permits.acquire()
+
+    def _is_in_a_crowd(self) -> bool:
+        """Return whether a call is in progress.
+
+        If not, note that the next call has a single caller.
+        """
+        if self.permits:
+            return True
+        self._note(1)
+        return False
+
+    def _note(self, callers: int) -> None:
+        self._crowd = max(callers, self._callers)
+        self._callers = callers
+
+    def end(self, permit: Permit) -> None:
+        """End a call. If no other call is in progress, start a call for the waiting callers."""
+        permit.free()
+        if self.waiting:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """Start a call for the waiting callers, if no call is in progress."""
+        while self.waiting and not self.permits:
+            permit = self.permits.acquire()
+            if permit is None:
+                return
+            try:
+                while not self.waiting.popleft().lead(permit):
+                    pass
+                return
+            except IndexError:
+                permit.free()
+
+    def join(self, caller: Caller) -> None:
+        """Add a waiting caller. If no call is in progress, the caller makes a call at once."""
+        self.waiting.append(caller)
+        self._start_next()
+
+    def take(self, callers: list[Caller]) -> None:
+        """Add waiting callers to a call, as many as fit into one call.
+
+        Args:
+            callers: Callers of the call. The first caller makes it.
+        """
+        size = callers[0].size
+        while len(callers) < self._items_max:
+            try:
+                caller = self.waiting.popleft()
+            except IndexError:
+                break
+            if size + caller.size > BYTES_MAX:
+                self.waiting.appendleft(caller)
+                break
+            callers.append(caller)  # before `claim`, so that it gets an outcome in any case
+            if caller.claim(callers[0]):
+                size += caller.size
+            else:
+                callers.pop()
+        self._note(len(callers))
+
+    def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
+        """Set the error of a call as the outcome of callers.
+
+        If the error is no RMQError, it comes from a time limit or a signal handler in the thread
+        that makes the call. The other callers then get a different error, which says that the call
+        may have been executed.
+        """
+        if not isinstance(error, RMQError):
+            error = self.interruption(f" ({error!r:.200})")
+        for caller in callers:
+            caller.finish(same_error(error))
+
+    def interruption(self, why: str = "") -> Exception:
+        """Return the error of a caller whose shared call was interrupted."""
+        return self._interrupted(
+            f"the call was shared with others and interrupted{why}; it may have been done. Repeat "
+            "it: every command of RMQ is safe to run twice, a send with the same id"
+        )
+
+
+def same_error(error: BaseException) -> BaseException:
+    """Return a copy of an error, so that each caller raises its own object."""
+    same = copy.copy(error)
+    same.__cause__ = error.__cause__
+    return same
