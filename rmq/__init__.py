@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from rmq.kernel.core.results import Results
     from rmq.kernel.core.retry import Exponential, Immediate, Levels
     from rmq.kernel.core.settings import Fsync, Replicated, Settings, TopicSettings
+    from rmq.kernel.core.steps import Step
     from rmq.kernel.delivery.claim import ClaimStatus
     from rmq.kernel.delivery.delivery import AsyncDelivery
     from rmq.kernel.delivery.delivery_blocking import Delivery
@@ -184,6 +185,7 @@ _MODULES = {
     "rmq.kernel.core.retry": "Exponential Immediate Levels",
     "rmq.kernel.core.groups": "Groups",
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
+    "rmq.kernel.core.steps": "Step",
     "rmq.kernel.delivery.claim": "ClaimStatus",
     "rmq.kernel.delivery.delivery": "AsyncDelivery",
     "rmq.kernel.delivery.delivery_blocking": "Delivery",
@@ -237,8 +239,8 @@ __all__ = [
     "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound", "ResultState", "Results",
     "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed",
     "SendError", "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage",
-    "StageContent", "StageLost", "StorageError", "StoreUnavailable", "SweepResult", "Then", "Topic",
-    "TopicNotEmpty", "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished",
+    "StageContent", "StageLost", "Step", "StorageError", "StoreUnavailable", "SweepResult", "Then",
+    "Topic", "TopicNotEmpty", "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished",
     "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules",
     "as_completed", "idempotent",
 ]  # fmt: skip

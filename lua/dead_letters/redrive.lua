@@ -7,7 +7,8 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   died_by        ''    or epoch ms: only letters that died until then
-ARGV[6..] members, at most 1000, 13 bytes each.
+ARGV[6]   fresh          ''    or 1: delete the steps of the messages
+ARGV[7..] members, at most 1000, 13 bytes each.
 Returns   a character for each member: 1 sent back; 0 not in the DeadQueue, or died later. x and m
           are left in the DeadQueue: x has no readable record; m is on its way to another topic
           (redrive_hold).
@@ -15,10 +16,11 @@ Cost      O(n log L), at most 4 MiB of records. Members beyond that are not read
           shorter.
 Atomic    Only dead letters move, each to the end of its priority. A letter without a priority is
           due now. An expiry that has passed is removed. The failure entry stays, and notes the
-          redrive. The result is removed, because the message lives again. A call that is sent twice
+          redrive. The steps stay, or are deleted. The result is removed, because the message lives
+          again. A call that is sent twice
           gets the first answer again.
 ]]
---- @keys slot store records dead failures prepare results keeping
+--- @keys slot store records dead failures prepare results keeping bodies
 --- @include "lib/settle/attempts"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -34,13 +36,13 @@ local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
   return earlier_answer
 end
-local created, order, waiting, holds, max_retries, grouped, default =
+local created, order, waiting, holds, max_retries, grouped, default, steps =
   unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries', 'groups',
-    'timed_priority'))
+    'timed_priority', 'steps'))
 if not created then
   fail('GONE', slot)
 end
-if #ARGV < 6 or #ARGV > 1005 then
+if #ARGV < 7 or #ARGV > 1006 then
   fail('ARG', 'count')
 end
 local is_held
@@ -53,6 +55,7 @@ redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
+redis.call('HLEN', bodies)
 local redrive, write_entries
 if grouped then
   --- @include "lib/groups/enter_groups"
@@ -105,7 +108,7 @@ local function remove_expiry(id, record)
     .. string.sub(record, at + 6)
 end
 
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   local id = ARGV[i]
   local outcome, record = look_up(id)
   if record then
@@ -134,6 +137,10 @@ if #without_expiry > 0 then
 end
 redis.call('ZREM', dead, unpack(ids))
 drop_results(ids)
+if steps and ARGV[6] == '1' then
+  --- @include "lib/records/steps"
+  drop_steps(ids)
+end
 local retries, lefts = tonumber(max_retries), {}
 for i = 1, #ids do
   lefts[i] = retries + 1

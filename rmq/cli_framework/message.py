@@ -128,6 +128,7 @@ def detail(
     if as_json:
         fields = terminal_text.message_fields(message)
         fields["attempts"] = terminal_text.attempt_fields(message)
+        fields["steps"] = terminal_text.step_fields(message)
         if progress is not None:
             fields["progress"] = terminal_text.fields(progress)
         output.document(fields)
@@ -175,7 +176,16 @@ def detail(
         output.block("traceback", message.failure.traceback)
     if message.attempts:
         _list_attempts(message.attempts)
+    if message.steps:
+        output.block("steps", "\n".join(map(_step_line, message.steps)))
     output.block("body", _whole(message.body))
+
+
+def _step_line(step: rmq.Step) -> str:
+    value = terminal_text.body_text(terminal_text.step_value(step)[0]) if step.data else ""
+    cells = f"{terminal_text.fine_clock(step.at):<24}  {step.state:<6}  "
+    name = f"{terminal_text.neutral(step.name)} " if step.name else ""
+    return tables.shorten((cells + name + value).rstrip(), tables.terminal_width() - INDENT)
 
 
 def outcome_pairs(state: rmq.ResultState) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rmq.errors import DecodeError
 from rmq.kernel.core.validation import UNSEEN, span as span
 
 if TYPE_CHECKING:
@@ -201,6 +202,28 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
 def attempt_fields(message: rmq.Message) -> list[dict[str, Any]]:
     """Return the attempts of a message for JSON, the newest first."""
     return [fields(attempt) for attempt in message.attempts]
+
+
+def step_fields(message: rmq.Message) -> list[dict[str, Any]]:
+    """Return the steps of a message for JSON. The values have the fields of a body."""
+    found = []
+    for step in message.steps:
+        value, unreadable = step_value(step)
+        shown = {} if value is None else body_fields(value)
+        found.append(
+            fields(step, "name", "state", "at")
+            | {name.replace("body", "value", 1): text for name, text in shown.items()}
+            | ({"unreadable": unreadable} if unreadable else {})
+        )
+    return found
+
+
+def step_value(step: rmq.Step) -> tuple[Any, str]:
+    """Return the value of a step, or its bytes and the reason why they cannot be decoded."""
+    try:
+        return step.value, ""
+    except DecodeError as error:
+        return step.data[1:], str(error)
 
 
 # --- for tables ----------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from rmq.kernel.core.keys import check_name, wake_channel
 from rmq.kernel.core.results import Results
 from rmq.kernel.core.sequence import ProducerSequence
 from rmq.kernel.core.settings import TopicSettings
-from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.core.steps import ENTRY_BYTES, ENTRY_MOST
+from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.handlers.dependencies import check_lifespan
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
@@ -114,6 +115,7 @@ class ClientBase:
         name: str,
         codec: str | Codec,
         results: Results | None,
+        step_bytes: int,
         settings: Mapping[str, object],
     ) -> TopicContext:
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
@@ -124,6 +126,7 @@ class ClientBase:
             if not isinstance(results, Results):
                 raise InvalidType(f"results: {type(results).__name__}; give rmq.Results(keep=...)")
             context.keep_s = results.seconds
+        context.step_bytes = check_int(step_bytes, "step_bytes", 0, ENTRY_MOST)
         context.siblings, context.result_signals = self._contexts, self._result_signals
         self._contexts.add(context)
         return context
@@ -226,6 +229,7 @@ class AsyncClient(ClientBase):
         *,
         codec: str | Codec = "json",
         results: Results | None = None,
+        step_bytes: int = ENTRY_BYTES,
         **settings: Unpack[TopicSettings],
     ) -> AsyncTopic:
         """Return a topic by name.
@@ -240,6 +244,8 @@ class AsyncClient(ClientBase):
                 program that reads bodies needs no `codec`, unless the codec is your own object.
             results: How long to keep the results of the messages that this object sends. Default:
                 results are not kept.
+            step_bytes: Limit for the steps and the cursor of a message that this object receives,
+                at most 1 MiB.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
                 An omitted setting keeps its value in Redis. In a new topic, an omitted setting has
                 its default.
@@ -248,7 +254,9 @@ class AsyncClient(ClientBase):
             InvalidValue, InvalidType: The name or a setting is not valid.
         """
         return AsyncTopic(
-            self._transport, self._context(name, codec, results, settings), self._handlers
+            self._transport,
+            self._context(name, codec, results, step_bytes, settings),
+            self._handlers,
         )
 
     async def ping(self) -> float:

@@ -17,6 +17,7 @@ from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.core.keys import wake_channel
 from rmq.kernel.core.results import Results
 from rmq.kernel.core.settings import TopicSettings
+from rmq.kernel.core.steps import ENTRY_BYTES
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.producer import report
 
@@ -64,6 +65,7 @@ class Client(ClientBase):
         *,
         codec: str | Codec = "json",
         results: Results | None = None,
+        step_bytes: int = ENTRY_BYTES,
         **settings: Unpack[TopicSettings],
     ) -> Topic:
         """Return a topic by name.
@@ -78,6 +80,8 @@ class Client(ClientBase):
                 program that reads bodies needs no `codec`, unless the codec is your own object.
             results: How long to keep the results of the messages that this object sends. Default:
                 results are not kept.
+            step_bytes: Limit for the steps and the cursor of a message that this object receives,
+                at most 1 MiB.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
                 An omitted setting keeps its value in Redis. In a new topic, an omitted setting has
                 its default.
@@ -85,7 +89,11 @@ class Client(ClientBase):
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.
         """
-        return Topic(self._transport, self._context(name, codec, results, settings), self._handlers)
+        return Topic(
+            self._transport,
+            self._context(name, codec, results, step_bytes, settings),
+            self._handlers,
+        )
 
     def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""

@@ -22,7 +22,7 @@ from rmq.http_framework.requests import (
     MessagesQuery,
     show,
 )
-from rmq.kernel.core import codec, failure as failures, record
+from rmq.kernel.core import codec, failure as failures, record, steps
 from rmq.kernel.core.body_limits import BODY_CEILING
 from rmq.kernel.core.message import Message, QueueName, SendStatus
 from rmq.kernel.results import outcome as results
@@ -71,7 +71,22 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
     else:  # the record cannot be read
         body, unreadable = body_of(message.body, most), message.unreadable
     failure = failure_of(message.failure)
-    return show(message, StoredMessage, body=body, unreadable=unreadable, failure=failure)
+    shown_steps = [_shown_step(context, step, most) for step in message.steps]
+    return show(
+        message, StoredMessage, body=body, unreadable=unreadable, failure=failure, steps=shown_steps
+    )
+
+
+def _shown_step(context: RequestContext, step: steps.Step, most: int | None) -> Step:
+    """Convert a step for display. A value is shown as bytes if it cannot be decoded."""
+    value = None
+    if step.data:
+        try:
+            seen = sees_bodies(context.principal)
+            value = body_of(step.value, most) if seen else hidden_body()
+        except DecodeError:
+            value = body_of(step.data[1:], most)
+    return show(step, Step, value=value)
 
 
 def shown_result(context: RequestContext, state: results.ResultState) -> ResultState:
@@ -181,6 +196,15 @@ class Attempt(Answer):
     worker: str
 
 
+class Step(Answer):
+    """A step of the work on a message, or the cursor of its handler. See `rmq.Step`."""
+
+    name: str
+    state: steps.State
+    at: datetime
+    value: Body | None
+
+
 class StoredMessage(Answer):
     """A message as it is stored in Redis, with the fields of `rmq.Message`.
 
@@ -189,6 +213,7 @@ class StoredMessage(Answer):
         unreadable: Why the body could not be decoded (it is then shown as bytes), or an empty
             string if it was decoded.
         attempts: Failed attempts, newest first.
+        steps: Steps of the work and the saved cursor. Lists of messages have none.
     """
 
     id: str
@@ -213,6 +238,7 @@ class StoredMessage(Answer):
     failure: Failure | None
     unreadable: str
     attempts: list[Attempt]
+    steps: list[Step]
 
 
 class Progress(Answer):

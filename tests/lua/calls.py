@@ -157,6 +157,11 @@ CALLS: dict[str, Call] = {
     "progress": _call(
         lambda f, b: results_scripts.progress(b.keys, f.leased.id, f.leased.receipt, b"details")
     ),
+    "step": _call(
+        lambda f, b: results_scripts.step(
+            b.keys, f.leased.id, f.leased.receipt, (b"b", b"name", b""), 65536
+        )
+    ),
     "result": _call(lambda f, b: results_scripts.result(b.keys, [f.waiting, f.dead])),
     "query_release": _call(
         lambda f, b: queries_scripts.query_release(b.handle, b.keys, QUERY, 0, 10)
@@ -432,6 +437,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "query_rollback": {0: "now_us", 2: "limit"},
     "query_fail": {0: "now_us", 4: "number", 6: "wait_ms"},
     "progress": {0: "now_us"},
+    "step": {0: "now_us", 6: "most"},
     "query_inspect": {0: "now_us"},
     "result": {0: "now_us"},
     "query_read": {0: "after", 1: "upto", 2: "limit", 3: "records"},

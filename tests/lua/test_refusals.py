@@ -33,7 +33,7 @@ PLACES = {
     "due_counts": "slot store",
     "extend": "slot prepare",
     "finish": "claim",
-    "get": "slot store prepare records dead failures leases trash",
+    "get": "slot store prepare records dead failures leases trash bodies",
     "group_pause": "slot store",
     "group_resume": "slot store",
     "groups": "slot store",
@@ -55,6 +55,7 @@ PLACES = {
         "targets results keeping"
     ),
     "progress": "slot prepare records results keeping",
+    "step": "slot prepare bodies",
     "publish": (
         "slot store records settled0 settled1 failures merge audit stage bodies prepare results "
         "keeping"
@@ -83,7 +84,7 @@ PLACES = {
         "slot store prepare records dead failures merge audit query querylog queries bodies "
         "rates pending targets results keeping"
     ),
-    "redrive": "slot store records dead failures prepare results keeping",
+    "redrive": "slot store records dead failures prepare results keeping bodies",
     "redrive_hold": "slot dead records",
     "redrive_send": (
         "slot store records settled0 settled1 failures merge audit bodies prepare arrivals "
@@ -368,7 +369,7 @@ def test_bound_of_scores_that_is_no_number_is_refused(box, script, position):
 
 @pytest.mark.parametrize(
     ("script", "before_ids", "counts"),
-    [("redrive", 5, (0, 1001)), ("restore", 2, (0, 1001)), ("trash", 4, (0, 1001)),
+    [("redrive", 6, (0, 1001)), ("restore", 2, (0, 1001)), ("trash", 4, (0, 1001)),
      ("purge", 6, (1001,))],
 )  # fmt: skip
 def test_number_of_ids_outside_its_limits_is_refused(box, script, before_ids, counts):

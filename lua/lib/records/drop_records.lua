@@ -50,17 +50,22 @@ local function leave_tombstones(references, released)
   end
 end
 
--- Remove records with their large bodies. Leave tombstones for their offloaded bodies, unless the
--- messages were `moved` to another slot. Until the records are removed, each write frees memory.
+-- Remove records with their large bodies and steps. Leave tombstones for their offloaded bodies,
+-- unless the messages were `moved` to another slot. Until the records are removed, each write frees
+-- memory.
 local function drop_records(ids, moved)
-  local chunk, large, offloaded, released =
-    unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released'))
+  local chunk, large, offloaded, released, steps =
+    unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released', 'steps'))
   local names, gone = {}, {}
   if large or offloaded then
     redis.call('HLEN', bodies) -- a wrong type shows before the first write
     names, gone = find_bodies(ids, tonumber(chunk or 1))
   end
   redis.call('HDEL', records, unpack(ids))
+  if steps then
+    --- @include "lib/records/steps"
+    drop_steps(ids)
+  end
   if #names > 0 then
     drop_bodies(names, offloaded)
   end

@@ -31,6 +31,7 @@ class DeadLetterAdmin(AdminPart):
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
         to: str | None = None,
+        fresh: bool = False,
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
@@ -50,6 +51,9 @@ class DeadLetterAdmin(AdminPart):
             to: Another topic, to which the messages are sent immediately. The topic must exist. A
                 message that the other topic refuses stays dead, and `RedriveResult.refused` counts
                 the reasons.
+            fresh: Whether to delete the steps of the messages (`Delivery.step`) and their cursors,
+                so that the whole work is repeated. Default: the next attempt continues the work.
+                With `to`, messages always lose their steps.
             dry_run: Whether to only count the dead letters.
             rate: Maximum number of messages per second.
             progress: Function that is called with (done, all) during the work.
@@ -62,7 +66,7 @@ class DeadLetterAdmin(AdminPart):
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
-        return self._run(flows.redrive(context, wanted, dry_run, rate, progress, to))
+        return self._run(flows.redrive(context, wanted, dry_run, rate, progress, to, fresh))
 
     def purge(
         self,

@@ -164,6 +164,14 @@ def _matching(
     return matching
 
 
+def check_fresh(fresh: bool, to: str | None) -> None:
+    """Refuse a redrive to another topic that asks to delete the steps."""
+    if fresh and to is not None:
+        raise InvalidValue(
+            "fresh: a message that goes to another topic never takes its steps along"
+        )
+
+
 def redrive(
     context: TopicContext,
     wanted: Filter,
@@ -171,12 +179,14 @@ def redrive(
     rate: float | None,
     progress: Progress | None,
     to: str | None = None,
+    fresh: bool = False,
 ) -> Flow[RedriveResult]:
     """Send dead letters back to their topic, or to another topic.
 
     If the call is interrupted, the remaining letters stay dead.
     """
     check_rate(rate)
+    check_fresh(fresh, to)
     target = None if to is None else (yield from redrive_to.open_target(context, to))
     matching = yield from _matching(context, wanted)
     matched = sum(len(ids) for _, ids in matching)
@@ -192,7 +202,9 @@ def redrive(
                     letters = yield from mover.move(ids[:step])
                 else:
                     with context.sessions.borrowed() as session:
-                        letters = yield scripts.redrive(context, keys, session, ids[:step])
+                        letters = yield scripts.redrive(
+                            context, keys, session, ids[:step], fresh=fresh
+                        )
                 ids = ids[len(letters) :]
                 outcomes.update(letters)
                 done += len(letters)

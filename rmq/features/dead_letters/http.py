@@ -74,11 +74,13 @@ class Redrive(DeadLetterConditions):
 
     Attributes:
         to: Name of the other topic.
+        fresh: Whether to delete the steps of the messages, so that their work begins again.
         rate: Maximum number of messages per second.
         dry_run: Whether to only count the dead letters and return a sample.
     """
 
     to: Name | None = None
+    fresh: bool = False
     rate: Annotated[float, Meta(gt=0)] | None = None
     dry_run: bool = False
 
@@ -136,6 +138,7 @@ class NewJob(JobMatches):
 
     Attributes:
         to: For a redrive, another topic that gets the messages.
+        fresh: For a redrive, whether to delete the steps of the messages.
         rate: Maximum number of messages per second.
         keep: For a purge, how long the messages can be restored, in seconds. With 0 they are
             deleted permanently.
@@ -145,6 +148,7 @@ class NewJob(JobMatches):
     """
 
     to: Name | None = None
+    fresh: bool = False
     rate: Annotated[float, Meta(gt=0)] | None = None
     keep: Seconds = TRASH_KEEP_S
     confirm: Name | None = None
@@ -321,8 +325,9 @@ async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Re
     If a request ends before all dead letters are sent, repeat it. It continues with the rest.
     """
     done = await context.admin.redrive(
-        path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate
-    )
+        path.topic, **body.given(), to=body.to, fresh=body.fresh, dry_run=body.dry_run,
+        rate=body.rate,
+    )  # fmt: skip
     shown = await sample(context, path.topic, body) if body.dry_run and done.matched else []
     return show(done, Redriven, sample=shown)
 

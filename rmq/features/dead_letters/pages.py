@@ -190,6 +190,7 @@ async def act(request: PageRequest) -> Redirect:
         if request.form.get("rate", "").strip():
             options["rate"] = read_rate(request.form["rate"].strip())
         options["to"] = request.form.get("to", "").strip() or None  # job_start checks the topic
+        options["fresh"] = request.form.get("fresh") == "on"
     expected = whole_number(request.form.get("expected", ""))
     if expected is None:  # the user acted before the count was finished
         ids, text = conditions.get("ids", []), conditions.get("filter", "")

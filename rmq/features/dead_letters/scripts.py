@@ -20,20 +20,22 @@ def redrive(
     session: ReplaySession,
     ids: Sequence[bytes],
     died_by_ms: int | None = None,
+    fresh: bool = False,
 ) -> Command[str]:
     """Send dead letters back. Return a character for each: `1` sent, `0` not dead, `x` unreadable.
 
-    Messages that died after `died_by_ms` count as not dead.
+    Messages that died after `died_by_ms` count as not dead. `fresh` says whether to delete the
+    steps of the messages.
     """
     return Command(
         script_loader.load("redrive"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare,
-            keys.results, keys.keeping,
+            keys.results, keys.keeping, keys.bodies,
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
-            "" if died_by_ms is None else died_by_ms, *members_of(ids),
+            "" if died_by_ms is None else died_by_ms, "1" if fresh else "", *members_of(ids),
         ],
         bytes.decode,
     )  # fmt: skip

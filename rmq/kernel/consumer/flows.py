@@ -26,7 +26,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.consumer import claim_flows, offloading, receive, results, settle
+from rmq.kernel.consumer import claim_flows, offloading, receive, results, settle, steps
 from rmq.kernel.consumer.claim_flows import unclaim
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
@@ -114,6 +114,7 @@ class ConsumerFlows:
         self._offloaded = offloading.Removal()
         self.follow_ups = FollowUps(context)
         self.results = results.DeliveryResults(context, self.at_most_once, self._note_letters)
+        self.steps = steps.DeliverySteps(context, self.at_most_once, self._note_letters)
         self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
 
     def share_leases(self, leases: SharedLeases) -> None:

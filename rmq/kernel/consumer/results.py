@@ -44,7 +44,7 @@ def encode(codec: Codec, delivery: InnerDelivery, value: object) -> tuple[bytes,
     Returns:
         The encoded result, and the reason if the value could not be stored ('' otherwise).
     """
-    kind, data, problem = _value(codec, value)
+    kind, data, problem = encode_value(codec, value)
     return _success(delivery, kind, data), problem
 
 
@@ -55,7 +55,12 @@ def _success(delivery: InnerDelivery, kind: Kind = None, data: bytes = b"") -> b
     return encode_success(failure.this_worker(), delivery.attempt, started_ms, kind, data)
 
 
-def _value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
+def encode_value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
+    """Encode a value of a handler, at most 256 KiB. It is never offloaded.
+
+    Returns:
+        The number of the codec, the encoded value, and '' or the reason why it cannot be stored.
+    """
     if value is None:
         return None, b"", ""
     codec = codec.inner if isinstance(codec, Offloaded) else codec

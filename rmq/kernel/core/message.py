@@ -21,6 +21,7 @@ from rmq.kernel.core.score import (
     receipt_retries_left,
     shared_lease,
 )
+from rmq.kernel.core.steps import Step, decode_steps
 from rmq.kernel.core.validation import Duration, Moment, nearest
 
 SendStatus = Literal["stored", "merged", "duplicate"]
@@ -226,6 +227,7 @@ class Message:
         share_key: Share key that the message was sent with, or None.
         weight: Weight that the message was sent with, or None without a group.
         failure_entry: Failed attempts as Redis stores them. `attempts` decodes them.
+        step_entry: Steps as Redis stores them, read by `get` only. `steps` decodes them.
     """
 
     id: MessageId
@@ -249,6 +251,15 @@ class Message:
     share_key: str | None = None
     weight: int | None = None
     failure_entry: bytes = field(default=b"", repr=False)
+    step_entry: bytes = field(default=b"", repr=False)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of the message, in the order in which they began, and its saved cursor.
+
+        The steps are decoded at each access. `peek` does not read steps.
+        """
+        return tuple(decode_steps(self.step_entry))
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:

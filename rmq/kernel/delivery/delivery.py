@@ -7,9 +7,10 @@ The class `Delivery` is generated from `AsyncDelivery`.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any
 
 from rmq.errors import Cancelled, ClaimLost, InvalidType, LeaseLost, StorageError
 from rmq.kernel.core import record
+from rmq.kernel.core.generators import Call
 from rmq.kernel.core.groups import GROUP_MARK, share_in
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, Receipt, refuse_unknown
@@ -296,6 +298,74 @@ class AsyncDelivery(DeliveryData):
         if self._inner.keeps_result and time.monotonic() >= self._inner.progress_at:
             raise_if_lost(await run(verbs.progress(self._inner, fraction, text)), "progress")
             self.checkpoint()
+
+    async def step(
+        self, name: str, function: Callable[..., Any], /, *arguments: Any, **named: Any
+    ) -> Any:
+        """Run a part of the work that later attempts of the message must not repeat.
+
+        RMQ stores what the function returns. Later attempts get this value, and do not call the
+        function. If the process dies after the function and before its value is stored, the next
+        attempt calls the function again.
+
+        Args:
+            name: Name of the step, at most 255 bytes. An attempt uses each name once.
+            function: Function that does the work. Async handlers may give a coroutine function.
+            arguments, named: Arguments of the function.
+
+        Returns:
+            The value of the function: in this attempt the value itself, in later attempts as the
+            topic's codec reads it.
+
+        Raises:
+            Cancelled: The cancellation of this delivery was requested.
+            LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
+                stored.
+            Reject: The step is done, but its value was too large or could not be encoded. The
+                function will never run again. Or the message has too many steps.
+            InvalidValue: This attempt has called a step of that name before.
+            ConfigurationError: The consumer has the mode "at_most_once".
+        """
+        verbs, run = self._settle_with
+        self.checkpoint()
+        begun = await run(verbs.flows.steps.begin(self._inner, name))
+        raise_if_lost(begun.lost, "step")
+        self.checkpoint()
+        if begun.is_done:
+            return begun.value
+        value = await Call(function, *arguments, **named).run_async()
+        if inspect.isawaitable(value):
+            raise InvalidType(f"function: {function!r} is async; write an async handler for it")
+        raise_if_lost(await run(verbs.flows.steps.end(self._inner, name, value)), "step")
+        return value
+
+    async def save(self, cursor: Any) -> None:
+        """Store how far the work is, for the next attempt, which reads it as `saved`.
+
+        Args:
+            cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
+
+        Raises:
+            Cancelled: The cancellation of this delivery was requested. The cursor is stored
+                nevertheless.
+            LeaseLost: The lease is gone. Nothing was changed.
+            EncodeError, PayloadTooLarge: The cursor cannot be stored.
+            ConfigurationError: The consumer has the mode "at_most_once".
+        """
+        verbs, run = self._settle_with
+        raise_if_lost(await run(verbs.flows.steps.save(self._inner, cursor)), "save")
+        self.checkpoint()
+
+    @property
+    async def saved(self) -> Any:
+        """The cursor that this or an earlier attempt has saved last, or None.
+
+        The first use reads it from Redis.
+        """
+        verbs, run = self._settle_with
+        lost, cursor = await run(verbs.flows.steps.saved(self._inner))
+        raise_if_lost(lost, "saved")
+        return cursor
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

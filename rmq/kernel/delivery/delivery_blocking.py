@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from rmq.errors import StorageError
+from rmq.errors import InvalidType, StorageError
+from rmq.kernel.core.generators import Call
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, refuse_unknown
 from rmq.kernel.core.validation import Duration
@@ -120,6 +122,74 @@ class Delivery(DeliveryData):
         if self._inner.keeps_result and time.monotonic() >= self._inner.progress_at:
             raise_if_lost(run(verbs.progress(self._inner, fraction, text)), "progress")
             self.checkpoint()
+
+    def step(
+        self, name: str, function: Callable[..., Any], /, *arguments: Any, **named: Any
+    ) -> Any:
+        """Run a part of the work that later attempts of the message must not repeat.
+
+        RMQ stores what the function returns. Later attempts get this value, and do not call the
+        function. If the process dies after the function and before its value is stored, the next
+        attempt calls the function again.
+
+        Args:
+            name: Name of the step, at most 255 bytes. An attempt uses each name once.
+            function: Function that does the work. Async handlers may give a coroutine function.
+            arguments, named: Arguments of the function.
+
+        Returns:
+            The value of the function: in this attempt the value itself, in later attempts as the
+            topic's codec reads it.
+
+        Raises:
+            Cancelled: The cancellation of this delivery was requested.
+            LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
+                stored.
+            Reject: The step is done, but its value was too large or could not be encoded. The
+                function will never run again. Or the message has too many steps.
+            InvalidValue: This attempt has called a step of that name before.
+            ConfigurationError: The consumer has the mode "at_most_once".
+        """
+        verbs, run = self._settle_with
+        self.checkpoint()
+        begun = run(verbs.flows.steps.begin(self._inner, name))
+        raise_if_lost(begun.lost, "step")
+        self.checkpoint()
+        if begun.is_done:
+            return begun.value
+        value = Call(function, *arguments, **named).run()
+        if inspect.isawaitable(value):
+            raise InvalidType(f"function: {function!r} is async; write an async handler for it")
+        raise_if_lost(run(verbs.flows.steps.end(self._inner, name, value)), "step")
+        return value
+
+    def save(self, cursor: Any) -> None:
+        """Store how far the work is, for the next attempt, which reads it as `saved`.
+
+        Args:
+            cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
+
+        Raises:
+            Cancelled: The cancellation of this delivery was requested. The cursor is stored
+                nevertheless.
+            LeaseLost: The lease is gone. Nothing was changed.
+            EncodeError, PayloadTooLarge: The cursor cannot be stored.
+            ConfigurationError: The consumer has the mode "at_most_once".
+        """
+        verbs, run = self._settle_with
+        raise_if_lost(run(verbs.flows.steps.save(self._inner, cursor)), "save")
+        self.checkpoint()
+
+    @property
+    def saved(self) -> Any:
+        """The cursor that this or an earlier attempt has saved last, or None.
+
+        The first use reads it from Redis.
+        """
+        verbs, run = self._settle_with
+        lost, cursor = run(verbs.flows.steps.saved(self._inner))
+        raise_if_lost(lost, "saved")
+        return cursor
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None

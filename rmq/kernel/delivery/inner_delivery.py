@@ -17,6 +17,7 @@ from rmq.kernel.core.groups import GROUP_MARK, group_in
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import moment, receipt_deadline_ms, receipt_retries_left
+from rmq.kernel.core.steps import Step
 from rmq.kernel.delivery.claim import Claim
 
 OPEN, SETTLED, LOST = 0, 1, 2
@@ -74,6 +75,9 @@ class InnerDelivery:
         started: Start of the handler by the monotonic clock, or 0 if it is unknown.
         result: Result that the ack stores, as `rmq.kernel.results.entry` encodes it, or empty.
         progress_at: Time of the next permitted report of progress, by the monotonic clock.
+        steps: Steps of earlier attempts by name, and the cursor under the name ''. None if they
+            were not read yet.
+        steps_called: Names of the steps that this attempt has called.
     """
 
     origin: BatchOrigin
@@ -91,6 +95,8 @@ class InnerDelivery:
     started: float = 0.0
     result: bytes = b""
     progress_at: float = 0.0
+    steps: dict[str, Step] | None = None
+    steps_called: frozenset[str] = frozenset()
 
     @property
     def is_cancelled(self) -> bool:

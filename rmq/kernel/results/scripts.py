@@ -1,4 +1,4 @@
-"""Build the commands that read results, and store the progress of deliveries."""
+"""Build the commands that read results, and store the progress and the steps of deliveries."""
 
 from __future__ import annotations
 
@@ -81,4 +81,37 @@ def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Comma
         (keys.slot, keys.prepare, keys.records, keys.results, keys.keeping),
         [clock.now_us, member_of(id), repr(receipt), details],
         ProgressReply,
+    )
+
+
+class StepCode(IntEnum):
+    """The code of a reply to the script `step`. Only STORED may have changed something."""
+
+    LOST = 0  # the lease has expired, or the delivery is settled
+    STORED = 1
+    DONE = 2  # the step is done already
+    CANCELLED = 3  # the cancellation of the delivery was requested
+    FULL = 4  # the steps of the message have no room for more
+
+
+class StepReply(NamedTuple):
+    """The reply to the script `step`: its code, and the steps before the call if it asked."""
+
+    code: StepCode
+    entry: bytes
+
+
+def step(
+    keys: SlotKeys, id: bytes, receipt: float, item: tuple[bytes, bytes, bytes], most: int,
+    wants_entry: bool = False,
+) -> Command[StepReply]:  # fmt: skip
+    """Store an item in the steps of a message. `item`: its state, its name and its data.
+
+    An item without a state only reads.
+    """
+    return Command(
+        script_loader.load("step"),
+        (keys.slot, keys.prepare, keys.bodies),
+        [clock.now_us, member_of(id), repr(receipt), *item, most, "1" if wants_entry else ""],
+        lambda reply: StepReply(StepCode(reply[0]), reply[1]),
     )

@@ -21,6 +21,7 @@ from rmq.kernel.core.keys import (
     wake_channel,
 )
 from rmq.kernel.core.settings import Settings
+from rmq.kernel.core.steps import ENTRY_BYTES
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.topic.slot_choice import slot_rotation
 
@@ -66,6 +67,7 @@ class TopicContext:
         self.targets: dict[str, tuple[TopicContext, bool]] = {}
         self.sends: dict[Any, Any] = {}  # durability -> Coalescer of its sends
         self.keep_s = 0  # seconds for which results are kept, unless a send says otherwise
+        self.step_bytes = ENTRY_BYTES  # limit for the steps of a message
         self.had_pending = False  # whether this client has seen pending follow-ups of the topic
         self.had_large = False  # whether this client has received a large body from the topic
         self.keeps_results = False  # whether Redis has said that a slot of the topic keeps results

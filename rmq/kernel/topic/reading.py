@@ -75,7 +75,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         return Message(
             message_id, queue, message_id.slot, 0, member.record, None, None, None, None, {},
             deliveries, deadline, died, last_failure, member.score, str(error),
-            failure_entry=member.failure,
+            failure_entry=member.failure, step_entry=member.steps,
         )  # fmt: skip
     unreadable = ""
     body: Any
@@ -93,7 +93,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         moment(entry.expires_ms) if entry.expires_ms else None, entry.merge_key or None,
         record.shown_headers(entry.headers), deliveries, deadline, died, last_failure, member.score,
         unreadable, entry.headers.get(record.TYPE_MARK), group_in(group_header),
-        share_in(group_header), weight_in(group_header), member.failure,
+        share_in(group_header), weight_in(group_header), member.failure, member.steps,
     )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class QueueMember(NamedTuple):
     failure: bytes
     newest: int  # acceptance number of the slot's newest message
     lease_end_ms: int | None = None  # end of its shared lease
+    steps: bytes = b""  # of `get` only
 
 
 class SlotCounts(NamedTuple):
@@ -105,14 +106,21 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
         if reply[0] == b"gone":
             return None
         return QueueMember(
-            reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4], reply[5] or None
+            reply[0].decode(),
+            id,
+            float(reply[1]),
+            reply[2],
+            reply[3],
+            reply[4],
+            reply[5] or None,
+            reply[6],
         )
 
     return Command(
         script_loader.load("get"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.leases, keys.trash,
+            keys.leases, keys.trash, keys.bodies,
         ),
         [member_of(id)],
         parse,

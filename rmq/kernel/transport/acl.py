@@ -35,7 +35,7 @@ _CONSUMER = (
     "pending", "pending_send", "pending_settle", "nack", "reject",
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
-    "due_counts", "lateness_report", "result", "progress",
+    "due_counts", "lateness_report", "result", "progress", "step",
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",

@@ -163,6 +163,7 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
 @filter_options
 @DRY_RUN
 @click.option("--to", metavar="TOPIC", help="Send to this other topic, which must exist.")
+@click.option("--fresh", is_flag=True, help="Delete the steps, so that all work is repeated.")
 @click.option("--rate", type=float, metavar="N", help="At most N messages per second.")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 @YES
@@ -171,6 +172,7 @@ def redrive(
     wanted: DeadLetterFilter | None,
     dry_run: bool,
     to: str | None,
+    fresh: bool,
     rate: float | None,
     detach: bool,
     yes: bool,
@@ -184,11 +186,16 @@ def redrive(
 
     With --to, the other topic may refuse a message: it has the id already, it is full, its sends
     are paused, or the message is too large. Such a message stays a dead letter.
+
+    A handler that uses d.step or d.save continues where the last attempt ended. With --fresh it
+    begins again, and with --to it always does.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
     with common.client() as client:
-        matched = client.admin.redrive(topic, to=to, dry_run=True, **given_filters).matched
+        matched = client.admin.redrive(
+            topic, to=to, fresh=fresh, dry_run=True, **given_filters
+        ).matched
         require_matches(topic, matched, given_filters)
         if dry_run:
             counted = describe(matched, given_filters)
@@ -200,8 +207,9 @@ def redrive(
             action = f"send {describe(matched, given_filters)} of topic {topic!r} to topic {to!r}"
         confirm(topic, action, yes or set(given_filters) == {"ids"})
         job = client.admin.job_start(
-            topic, "redrive", conditions=given_filters, rate=rate, expected=matched, to=to
-        )
+            topic, "redrive", conditions=given_filters, rate=rate, expected=matched, to=to,
+            fresh=fresh,
+        )  # fmt: skip
         if detach:
             started(job)
             return None

@@ -35,6 +35,7 @@ class JobAdmin(AdminPart):
         to: str | None = None,
         dedup_key: str | None = None,
         running: bool = False,
+        fresh: bool = False,
     ) -> Job:
         """Start a job on many messages of a topic, which `rmq server` or `job_run` then runs.
 
@@ -59,6 +60,7 @@ class JobAdmin(AdminPart):
                 the same key starts no job and returns the first job.
             running: For a cancel, whether to also request the cancellation of messages in flight,
                 as `Topic.cancel(id, running=True)` does.
+            fresh: For a redrive, whether to delete the steps of the messages, as in `redrive`.
 
         Guarantee:
             Each matching dead letter that died before the job started is sent back once, even if
@@ -74,7 +76,17 @@ class JobAdmin(AdminPart):
         context = self._context(topic)
         return self._run(
             flows.job_start(
-                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key, running
+                context,
+                verb,
+                conditions or {},
+                rate,
+                keep_ms,
+                by,
+                expected,
+                to,
+                dedup_key,
+                running,
+                fresh,
             )
         )
 

@@ -43,7 +43,7 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
             "unreadable",
         ),
         "runner": job.runner or None,
-        **text.fields(job, "to", "refused", "running", "requested"),
+        **text.fields(job, "to", "refused", "running", "requested", "fresh"),
     }  # fmt: skip
 
 

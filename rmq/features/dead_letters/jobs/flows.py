@@ -16,7 +16,7 @@ from typing import Any
 from rmq.errors import InvalidValue, JobNotFound, ScriptFailed
 from rmq.features.dead_letters import redrive_to
 from rmq.features.dead_letters.filter_terms import conditions as conditions_of
-from rmq.features.dead_letters.flows import Filter
+from rmq.features.dead_letters.flows import Filter, check_fresh
 from rmq.features.dead_letters.jobs import job as jobs_core, scripts
 from rmq.features.dead_letters.jobs.job import ENDED, VERBS, Job, JobOutcome, JobVerb
 from rmq.features.dead_letters.jobs.scripts import JobReply
@@ -40,7 +40,8 @@ STARTING_S = 60  # after this time, a listed job that was never stored is remove
 IDS_MAX = 10_000  # maximum number of ids in a job's conditions
 _FIELDS = (
     "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
-    "ended", "examined", "runner", "running", *(f"count_{letter}" for letter in jobs_core.LETTERS),
+    "ended", "examined", "runner", "running", "fresh",
+    *(f"count_{letter}" for letter in jobs_core.LETTERS),
 )  # fmt: skip
 
 
@@ -112,6 +113,7 @@ def job_start(
     to: str | None = None,
     dedup_key: str | None = None,
     running: bool = False,
+    fresh: bool = False,
 ) -> Flow[Job]:
     """Store a job, so that `rmq server` or `job_run` can run it.
 
@@ -132,17 +134,24 @@ def job_start(
         if known != "redrive":
             raise InvalidValue("to: only for a redrive")
         yield from redrive_to.open_target(context, to)
+    if fresh and known != "redrive":
+        raise InvalidValue("fresh: only for a redrive")
+    check_fresh(fresh, to)
     accepted = (yield from accepted_by_slot(context)) if known == "cancel" else []
     job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
     now_ms = yield from server_ms("job_start")
     # List the job first: a job that is not listed would never be run.
     listed = LISTED_ACTIVE + now_ms // 1000
     yield RawCommand("job_start", "ZADD", jobs_key(prefix), "NX", listed, job_id)
-    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to, running, accepted)
+    fields = jobs_core.definition(
+        known, given, rate, keep_ms, who, expected, to, running, accepted, fresh
+    )
     began = yield scripts.job_start(prefix, job_id, fields)
     started = yield from job(prefix, job_id)
-    text = _text_of(known, given, to, running)
-    if text != _text_of(started.verb, started.conditions, started.to, started.running):
+    text = _text_of(known, given, to, running, fresh)
+    if text != _text_of(
+        started.verb, started.conditions, started.to, started.running, started.fresh
+    ):
         raise InvalidValue(f"dedup_key: it started job {job_id}, which does something else")
     text += f" at {rate:g}/s" if rate else ""
     yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
@@ -158,9 +167,11 @@ def _accepted(keys: SlotKeys) -> Command[int]:
     return Command(plain("HGET"), (keys.slot,), ["accepted"], lambda reply: int(reply or 0))
 
 
-def _text_of(verb: str, given: Mapping[str, Any], to: str | None, running: bool) -> str:
+def _text_of(
+    verb: str, given: Mapping[str, Any], to: str | None, running: bool, fresh: bool
+) -> str:
     text = f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
-    return text + (", also in flight" if running else "")
+    return text + (", also in flight" if running else "") + (", without steps" if fresh else "")
 
 
 def _conditions_text(given: Mapping[str, Any]) -> str:

@@ -110,6 +110,7 @@ class Job(Answer):
     refused: dict[str, int]
     running: bool
     requested: int
+    fresh: bool
 
 
 @TABLE.post("/topics/{topic}/jobs", role=Role.OPERATOR, status=201)
@@ -126,7 +127,7 @@ async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob)
     job = await context.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
         expected=body.expected, to=body.to, dedup_key=context.headers.get("Idempotency-Key"),
-        running=body.running,
+        running=body.running, fresh=body.fresh,
     )  # fmt: skip
     return job_of(job)
 

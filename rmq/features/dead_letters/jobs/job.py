@@ -88,6 +88,7 @@ class Job(NamedTuple):
             that the other topic refused, or messages that could not be cancelled.
         running: For a cancel, whether it also cancels messages in flight.
         requested: Number of matching messages in flight whose cancellation the job requested.
+        fresh: For a redrive, whether it deletes the steps of the messages.
     """
 
     id: str
@@ -110,6 +111,7 @@ class Job(NamedTuple):
     refused: Mapping[str, int] = MappingProxyType({})
     running: bool = False
     requested: int = 0
+    fresh: bool = False
 
     @property
     def matched(self) -> int:
@@ -169,6 +171,7 @@ def definition(
     to: str | None,
     running: bool,
     accepted: Sequence[int],
+    fresh: bool,
 ) -> list[str]:
     """Return the fields and values of a job's definition, as arguments of job_start."""
     fields = {
@@ -180,6 +183,8 @@ def definition(
         "expected": "" if expected is None else str(expected),
         "to": to or "",
     }
+    if fresh:
+        fields["fresh"] = "1"
     if verb == "cancel":
         fields |= {"running": "1" if running else "", "accepted": " ".join(map(str, accepted))}
     return [text for pair in fields.items() for text in pair]
@@ -217,5 +222,5 @@ def _read(id: str, fields: Mapping[str, bytes]) -> Job:
         number("examined"), counts["done"], counts["gone"], counts["unreadable"], text("runner"),
         text("to") or None,
         {name: counts[name] for name in LEFT.values() if counts[name]},
-        bool(text("running")), counts["requested"],
+        bool(text("running")), counts["requested"], bool(text("fresh")),
     )  # fmt: skip

@@ -373,7 +373,9 @@ class _Runner:
             return scripts.cancel(self.context, keys, session, ids, job.running)
         if job.verb == "purge":
             return dead_letters_scripts.trash(keys, session, ids, job.keep_ms, job.began_ms)
-        return dead_letters_scripts.redrive(self.context, keys, session, ids, job.began_ms)
+        return dead_letters_scripts.redrive(
+            self.context, keys, session, ids, job.began_ms, job.fresh
+        )
 
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]

@@ -1,0 +1,54 @@
+--[[
+Steps: parts of the work on a message that are done, for later attempts. The Python twin is
+rmq/kernel/core/steps.py.
+
+The field `<member>s` of `bodies` has the entry of a message. The entry is a list of items. Steps
+have different names. The cursor that a handler saves is an item without a name.
+
+  byte 1      state: b begun, d done, l done, but its value is lost (not stored), c cursor
+  byte 2      size of the name; the name follows
+  6 bytes     time of the write, epoch ms
+  4 bytes     size of the data; the data follow: nothing, or the number of a codec and the value
+
+The field `steps` of the slot has the number of entries. The field `large` counts them, too: a slot
+without it has no entries, and its scripts look for none.
+]]
+--- @needs slot bodies
+--- @include "lib/records/record_bytes"
+local STEPS_MOST = 1000 -- items of an entry, so that a search ends soon
+local ITEM_HEAD = 12 -- bytes of an item besides name and data
+
+-- Return the item with this name: where it begins, where the next one begins, and its state. If
+-- there is none, return the end of the entry twice. The fourth value is the number of items before.
+local function find_item(entry, name)
+  local at, count = 1, 0
+  while at <= #entry do
+    local size = string.byte(entry, at + 1)
+    local next_at = at + ITEM_HEAD + size + struct.unpack('>I4', entry, at + 8 + size)
+    if string.sub(entry, at + 2, at + 1 + size) == name then
+      return at, next_at, string.sub(entry, at, at), count
+    end
+    at, count = next_at, count + 1
+  end
+  return at, at, nil, count
+end
+
+-- Return the bytes of an item.
+--- @inline
+local function item_of(state, name, now, data)
+  return state .. string.char(#name) .. name .. write48(now) .. struct.pack('>I4', #data) .. data
+end
+
+-- Delete the entries of messages.
+local function drop_steps(ids)
+  local names = {}
+  for i = 1, #ids do
+    names[i] = ids[i] .. 's'
+  end
+  local removed = redis.call('HDEL', bodies, unpack(names))
+  for _, field in ipairs({ 'steps', 'large' }) do
+    if removed > 0 and redis.call('HINCRBY', slot, field, -removed) <= 0 then
+      redis.call('HDEL', slot, field)
+    end
+  end
+end
