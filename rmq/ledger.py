@@ -4,12 +4,14 @@ There are two ways to use it. `Ledger` is a store for `@rmq.idempotent`. Use it 
 `rmq.Claims` if Redis must not be the only record of the work that is done. `exactly_once` gives
 more: the ledger's row and the handler's own writes commit in one transaction.
 
-    from rmq.ledger import exactly_once
+    from rmq.ledger import exactly_once, once, once_async
 
     @orders.handler
     @exactly_once(engine, key=lambda order: order["id"])
     def book(order, connection):
         connection.execute(insert(bookings).values(order=order["id"]))
+
+`once` opens such a transaction for a part of the work: a step of a handler, see `Delivery.step`.
 
 RMQ supports PostgreSQL, MySQL, MariaDB and SQLite through SQLAlchemy 2. Install the extra `sql` and
 a driver. `rmq ledger create` makes the table. For Alembic, add `rmq.ledger.metadata` to
@@ -17,10 +19,11 @@ a driver. `rmq ledger create` makes the table. For Alembic, add `rmq.ledger.meta
 """
 
 from rmq.sql.ledger.admin import Entry, look, look_async, purge, purge_async
-from rmq.sql.ledger.exactly_once import exactly_once
+from rmq.sql.ledger.exactly_once import exactly_once, once, once_async
 from rmq.sql.ledger.rows import metadata
 from rmq.sql.ledger.store import Ledger
 
 __all__ = [
-    "Entry", "Ledger", "exactly_once", "look", "look_async", "metadata", "purge", "purge_async",
+    "Entry", "Ledger", "exactly_once", "look", "look_async", "metadata", "once",
+    "once_async", "purge", "purge_async",
 ]  # fmt: skip

@@ -1,10 +1,10 @@
-"""`exactly_once`: commit the ledger's row and the handler's own writes in one transaction."""
+"""`exactly_once` and `once`: commit the ledger's row and a handler's writes in one transaction."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -16,6 +16,7 @@ from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
 from rmq.kernel.core import generators
 from rmq.kernel.core.generators import Call, Procedure
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
+from rmq.kernel.core.steps import check_name
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.delivery.business_key import Key, check_consumer, key_reader
 from rmq.kernel.delivery.delivery import DeliveryData
@@ -107,6 +108,87 @@ def exactly_once(
     return decorate
 
 
+@contextmanager
+def once(
+    source: sa.Engine | sessionmaker[Any],
+    delivery: DeliveryData,
+    name: str,
+    *,
+    consumer: str = "default",
+) -> Iterator[Any]:
+    """Open a transaction for a part of the work on a message, which takes effect once.
+
+    Give `Delivery.step` a function that uses it. A step alone runs again if the process dies before
+    its value is stored. With `once`, the writes of the step are not repeated even then.
+
+        def charge(d: rmq.Delivery) -> None:
+            with rmq.ledger.once(engine, d, "charge") as connection:
+                if connection is not None:
+                    connection.execute(insert(charges).values(order=d.body["order"]))
+
+        d.step("charge", charge, d)
+
+    Args:
+        source: An Engine, which gives a connection, or a sessionmaker, which gives a session. The
+            database needs the table `rmq_ledger` (`rmq ledger create`).
+        delivery: The delivery.
+        name: Name of this part of the work, usually the name of the step.
+        consumer: Name that owns the row, as in `exactly_once`.
+
+    Yields:
+        The connection or session of the transaction, or None if an earlier attempt has committed
+        this part. At the end of the block, the transaction is committed. An exception rolls it
+        back.
+
+    Raises:
+        WorkRolledBack: A statement in the block had failed, and the database rolled back.
+        Snooze: Another run of this message has the row. Let it pass, and the message comes back.
+    """
+    row, has_sessions = _row_of_part(delivery, name, consumer), isinstance(source, sessionmaker)
+    opens: Any = source
+    with opens.begin() as opened:
+        connection = opened.connection(bind_arguments=_WRITES) if has_sessions else opened
+        if not _begin(connection, row):
+            yield None
+            return
+        yield opened
+        if has_sessions:
+            opened.flush()
+        _finish(connection, row, None, delivery)
+
+
+@asynccontextmanager
+async def once_async(
+    source: AsyncEngine | async_sessionmaker[Any],
+    delivery: DeliveryData,
+    name: str,
+    *,
+    consumer: str = "default",
+) -> AsyncIterator[Any]:
+    """Do the same as `once` for async handlers, with an AsyncEngine or an async_sessionmaker."""
+    row = _row_of_part(delivery, name, consumer)
+    has_sessions = isinstance(source, async_sessionmaker)
+    opens: Any = source
+    async with opens.begin() as opened:
+        connection = opened
+        if has_sessions:
+            connection = await opened.connection(bind_arguments=_WRITES)
+        if not await connection.run_sync(_begin, row):
+            yield None
+            return
+        yield opened
+        if has_sessions:
+            await opened.flush()
+        await connection.run_sync(_finish, row, None, delivery)
+
+
+def _row_of_part(delivery: DeliveryData, name: str, consumer: str) -> Row:
+    key = f"{_id_of(delivery)} {check_name(name).decode()}"
+    return rows.row_of(check_consumer(consumer), delivery, key)
+
+
+_id_of = key_reader(None)
+_WRITES = {"clause": rows.WRITE}  # a session may read from a replica; the row is a write
 _WORD = "exactly_once"
 
 
@@ -216,9 +298,8 @@ class ExactlyOnce(Middleware):
     ) -> Procedure[bool]:
         """Insert the key's row and run the handler. Return False if the work was done before."""
         connection = opened
-        # A session may read from a replica; the row must be written to the primary.
         if self.has_sessions:
-            connection = yield Call(opened.connection, bind_arguments={"clause": rows.WRITE})
+            connection = yield Call(opened.connection, bind_arguments=_WRITES)
         if not (yield OnConnection(connection, _begin, row)):
             yield Call(transaction.rollback)
             return False
