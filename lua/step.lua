@@ -10,9 +10,9 @@ ARGV[5]   name                 of the step, at most 255 bytes; '' for the cursor
 ARGV[6]   data                 number of the codec and value (lib/records/steps), or ''
 ARGV[7]   most                 bytes that the entry of the message may have, up to 1 MiB
 ARGV[8]   wants_entry    ''    or 1: the reply has the entry as it was before
-Returns   {code, entry or ''}. The code: 1 stored, or read; 0 the receipt is no longer valid; 2 the
-          step is done already; 3 the cancellation of the delivery was requested; 4 the entry has no
-          room. Only 1 changes something; 2 and 3 answer only the state b
+Returns   {code, entry or ''}. 1 stored, or read. 0 the receipt is no longer valid. 2 the step is
+          done already. 3 the cancellation of the delivery was requested. 4 the entry has no room.
+          Only 1 changes something. Only the state b gets 2 or 3
 Cost      O(log L + size of the entry), L = leases of the slot; at most 1000 steps
 Atomic    The item replaces the earlier item with its name. Redis refuses the write at maxmemory. A
           second run writes the same item again, with its time.

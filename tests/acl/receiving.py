@@ -49,6 +49,7 @@ def reports_progress(s: Scene) -> None:
     with s.api.topic(s.name).consumer() as consumer:
         (delivery,) = consumer.receive()
         delivery.progress(0.5, "half")
+        delivery.step("charge", int)
         delivery.ack(result=2)
 
 

@@ -268,6 +268,7 @@ DIFFERENCES = {
         "send results": "python -, http -, command False",
         "topic codec": "python json, http -, command -",
         "topic results": "python left out, http -, command -",
+        "topic step_bytes": "python 65536, http -, command -",
     },
     "open() is a call of its own in Python; HTTP has an operation that creates topics": {
         "send create": "python -, http -, command False",
@@ -463,6 +464,7 @@ class Redrive(requests.DeadLetterConditions):
     """As of the operation, but for `to`, which has another name."""
 
     target: str | None = None
+    fresh: bool = False
     rate: float | None = None
     dry_run: bool = False
 

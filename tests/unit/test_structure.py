@@ -47,7 +47,8 @@ FILES = sorted(
 # Follow-ups with offloaded bodies: 38 lines. Audit numbers of follow-ups: 44 lines.
 # A rollback that only ends cancelled messages is followed by another look: 1 line.
 # The rules of simultaneous callers are apart from the threads and tasks that wait: 10 lines.
-LIMITS = {"lines": 49_558, "files": 437, "private": 76}
+# Durable steps: 395 lines and 2 files.
+LIMITS = {"lines": 49_953, "files": 439, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

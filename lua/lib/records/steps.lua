@@ -10,16 +10,16 @@ have different names. The cursor that a handler saves is an item without a name.
   6 bytes     time of the write, epoch ms
   4 bytes     size of the data; the data follow: nothing, or the number of a codec and the value
 
-The field `steps` of the slot has the number of entries. The field `large` counts them, too: a slot
-without it has no entries, and its scripts look for none.
+The field `steps` of the slot has the number of entries. The field `large` counts large bodies and
+these entries together. In a slot without `large`, scripts look for no entries.
 ]]
 --- @needs slot bodies
 --- @include "lib/records/record_bytes"
 local STEPS_MOST = 1000 -- items of an entry, so that a search ends soon
-local ITEM_HEAD = 12 -- bytes of an item besides name and data
+local ITEM_HEAD = 12 -- bytes of an item without name and data
 
--- Return the item with this name: where it begins, where the next one begins, and its state. If
--- there is none, return the end of the entry twice. The fourth value is the number of items before.
+-- Find the item with this name. Return the position of the item, the position of the next item, its
+-- state, and the number of items before it. Without such an item, both positions are the end.
 local function find_item(entry, name)
   local at, count = 1, 0
   while at <= #entry do
