@@ -144,7 +144,7 @@ class Engine:
         settled = all([thread.join(seconds_until(until)) for thread in self.settler_threads])
         for queue in self.queues:
             queue.keep_claims()
-        # At the same time, because each feed may have to wait for Redis.
+        # Close these feeds at the same time, because each of them may have to wait for Redis.
         busy = [feed for feed in self.feeds if any(each.in_flight for each in feed.queues.values())]
         closed: list[bool] = []
         closers = [

@@ -263,7 +263,7 @@ class Watchdog:
 
     def _run(self) -> None:
         last_step, last_real, grace_until = time.monotonic(), real_clock(), 0.0
-        # It continues while the worker stops: running handlers need their leases and limits.
+        # Continue while the worker stops, because running handlers need their leases and limits.
         while not self._ended.wait(WATCH_S):
             for queue in self._engine.queues:
                 try:

@@ -380,8 +380,8 @@ class Worker:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return counts by topic: deliveries received, in flight, and settled by each verb.
 
-        After a stop, the result is the last counts. For a handler with middleware, "duplicate" is
-        the number of acked deliveries whose work an earlier delivery had done, and "claim_lost" is
-        the number of acked deliveries whose claims were lost.
+        After a stop, the result is the last counts. For a handler with middleware, there are two
+        more counts of acked deliveries. "duplicate" counts deliveries whose work an earlier
+        delivery had done. "claim_lost" counts deliveries whose claims were lost.
         """
         return self._counts if self._running is None else self._running.engine.counts()

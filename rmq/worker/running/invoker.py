@@ -87,7 +87,7 @@ class AsyncInvoker(InvokerBase):
                 disposition = (
                     ACK if raised is None else self.dispositions.by_error(delivery, raised)
                 )
-        if disposition.then:  # a trace continues in the follow-ups, so before the hooks
+        if disposition.then:  # before the hooks, because a trace continues in these messages
             disposition = await self.with_then(delivery, disposition)
         if self.hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
@@ -223,7 +223,7 @@ class CancellableInvoker(AsyncInvoker):
             return error_of_run(error, self.dispositions.is_stopping)
         finally:
             if task is not None and self._tasks.pop(deliveries[0], None) is None:
-                task.uncancel()  # `interrupt` has cancelled it; the worker uses it again
+                task.uncancel()  # `interrupt` cancelled the task, which is used again
         return None
 
     def interrupt(self, delivery: InnerDelivery) -> None:

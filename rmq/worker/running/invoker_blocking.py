@@ -75,7 +75,7 @@ class PlainInvoker(InvokerBase):
                 disposition = (
                     ACK if raised is None else self.dispositions.by_error(delivery, raised)
                 )
-        if disposition.then:  # a trace continues in the follow-ups, so before the hooks
+        if disposition.then:  # before the hooks, because a trace continues in these messages
             disposition = self.with_then(delivery, disposition)
         if self.hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)

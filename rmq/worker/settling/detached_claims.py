@@ -25,10 +25,10 @@ class DetachedClaims:
     """Keeps the claims of a handler's deliveries until the handler has ended.
 
     A claim must not end before its handler; otherwise the same work could begin a second time. A
-    handler runs longer than its delivery if it exceeds `max_runtime`, if the lease is lost, or if
-    the worker stops and the grace time is over. A thread of this process then renews the claim.
-    When the handler ends, the thread marks the claim as done or removes it. If the process ends
-    first, the claim expires, as after a crash.
+    handler can run longer than its delivery: after its `max_runtime`, after the loss of the lease,
+    or after the grace time of a stop. A thread of this process then renews the claim. When the
+    handler ends, the thread marks the claim as done or removes it. If the process ends first, the
+    claim expires, as after a crash.
 
     Any thread may call the methods.
     """

@@ -40,7 +40,7 @@ class ControlChannel:
     """
 
     def __init__(self, fd: int) -> None:
-        os.set_inheritable(fd, False)  # child processes of handlers must not keep it open
+        os.set_inheritable(fd, False)  # child processes must not keep the channel open
         self._socket = socket.socket(fileno=fd)
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._lock = threading.Lock()

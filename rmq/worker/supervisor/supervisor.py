@@ -226,7 +226,7 @@ class Supervisor:
             log.error("%s %s before it was ready; waiting for a change", name, _describe_exit(code))
             process.start_at = math.inf
             return
-        # It stopped at a limit. Without work it would reach the limit again at once.
+        # The process stopped at a limit. Without work, its successor would stop at once again.
         if code in (RECYCLED, HANDED_BACK) and (has_worked or lived_s >= STEADY_S):
             handed_back = "" if code == RECYCLED else "; running messages were handed back"
             log.info("%s was recycled after %.1f s%s; starting another", name, lived_s, handed_back)
