@@ -81,9 +81,9 @@ def exactly_once(
         catches a database error that rolled its transaction back, it fails with
         `rmq.WorkRolledBack`. If a handler ends the transaction itself, it may have committed only a
         part of its writes. The message is then neither handled again nor acked. It becomes a dead
-        letter with this reason. If the database is away, does not answer the commit, or ends the
-        transaction because of a conflict, the delivery is postponed without losing a retry. Any
-        other error of the database is a failure.
+        letter with this reason. The delivery is postponed without losing a retry if the database is
+        away, does not answer the commit, or reports a conflict of transactions. Any other error of
+        the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid, or the function lacks the parameter.

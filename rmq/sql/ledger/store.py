@@ -48,8 +48,8 @@ class Ledger:
     Args:
         engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
             database needs the table `rmq_ledger` (`rmq ledger create`). Its pool must have a
-            connection for each handler that starts or ends at the same time, in addition to the
-            handlers' own connections and one connection for renewal.
+            connection for each handler that starts or ends at the same time. The handlers' own
+            connections and one connection for renewal come in addition.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
             each consumer does the work.
         hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s.
@@ -65,7 +65,8 @@ class Ledger:
         database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
         delivery's lease is lost or its `max_runtime` is over. If the database is away, the delivery
         is postponed without losing a retry. If finished work cannot be marked as done, this process
-        keeps the claim and tries again until the `ttl` has passed since the work was done.
+        keeps the claim and tries again. It gives up when the `ttl` has passed since the end of the
+        work.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
