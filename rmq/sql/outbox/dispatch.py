@@ -185,7 +185,7 @@ class Dispatcher:
                 self._forget(topic)
             except (Unavailable, OutcomeUnknown):
                 raise
-            except Exception as error:  # an interceptor of the program may raise any
+            except Exception as error:  # an interceptor may raise any error
                 return [Refused(error, isinstance(error, InvalidValue))] * len(stubs)
         raise AssertionError("the second attempt returns or raises")
 

@@ -145,8 +145,8 @@ class Outbox(Confirming, Repair):
         Guarantee:
             If the transaction commits, the message is sent at least once, even if the relay, Redis
             or this process dies. If the transaction does not commit, the message is never sent.
-            Messages with the same topic and the same `slot_basis` or group are sent in the order in
-            which they were written, if their transactions did not overlap.
+            Messages of a topic with the same `slot_basis` or group are sent in the order in which
+            they were written, if their transactions did not overlap.
 
         Returns:
             The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.

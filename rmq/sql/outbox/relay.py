@@ -3,7 +3,7 @@
 The relay works in rounds. A round is one transaction: lock the next stubs, send them to Redis, mark
 them as sent, commit. On SQLite, which locks the whole database, a round is two transactions, before
 and after the send. If a relay dies between sending and marking, the next round sends the stubs
-again with the same ids, and Redis replies "duplicate" as long as it remembers the ids.
+again with the same ids. Redis replies "duplicate" as long as it remembers the ids.
 
 Any number of relays may run. The resender handles messages that are lost after they were sent.
 """
@@ -86,8 +86,7 @@ class Relay:
 
         Guarantee:
             Only stubs of committed transactions are sent. If this process or the database dies
-            after a send and before the stub is marked as sent, the stub is sent again under the
-            same id.
+            between a send and the marking of its stub, the stub is sent again under the same id.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is away. No stub was marked as sent.
