@@ -2,5 +2,5 @@
 
 from rmq.kernel.core.packages import load
 
-# Before any module here imports it, so that the error names the extra that brings it.
+# Check this before a module here imports SQLAlchemy, so that the error names the extra to install.
 load("sqlalchemy", "sql", "rmq.ledger and rmq.outbox")

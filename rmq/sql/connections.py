@@ -129,9 +129,9 @@ def refuse_autocommit(connection: sa.Connection) -> None:
     option = connection.get_execution_options().get("isolation_level")
     default = getattr(connection.dialect, "_on_connect_isolation_level", None)
     raw: Any = connection.connection.driver_connection
-    # The drivers of MySQL have a method, others an attribute.
+    # Drivers of MySQL have a method for this, other drivers an attribute.
     autocommit = getattr(raw, "get_autocommit", lambda: getattr(raw, "autocommit", None))
-    # Before the first statement of a transaction, as of a Session, sqlite3 cannot tell.
+    # sqlite3 cannot tell before the first statement of a transaction, for example in a new Session.
     is_sqlite_autocommit = (
         connection.in_transaction()
         and getattr(raw, "in_transaction", True) is False
@@ -208,7 +208,7 @@ def check_table(source: object, table: sa.Table, command: str) -> Procedure[None
         source = source.kw.get("bind")
     if not isinstance(source, sa.Engine | AsyncEngine):
         return
-    own = with_own_pool(source)  # this event loop may end before the loop of the handlers begins
+    own = with_own_pool(source)  # the event loop of this check may end early
     look = sa.select(sa.literal(1)).select_from(table).limit(0)
     try:
         with require_table(table, command):

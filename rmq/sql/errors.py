@@ -28,7 +28,7 @@ _NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code for it
 _AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014")
 _AWAY_MYSQL = (1040, 1042, 1053, 1203, 1205, 1290, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055)
 _AWAY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN)
-_CONFLICT = ("40001", "40P01", 1213, 1020)  # serialization, deadlock; changed since it was read
+_CONFLICT = ("40001", "40P01", 1213, 1020)  # serialization, deadlock; row changed since it was read
 _LOCK_TIMEOUT = ("55P03", 1205)
 
 
@@ -37,7 +37,7 @@ def code_of(error: BaseException | None) -> str | int | None:
     cause = error.orig if isinstance(error, DBAPIError) else error
     first_argument = cause.args[0] if cause is not None and cause.args else None
     for number in (getattr(cause, "errno", None), first_argument):
-        if isinstance(number, int):  # before the SQLSTATE, which drivers of MySQL have as well
+        if isinstance(number, int):  # first, because drivers of MySQL also have an SQLSTATE
             return number
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     return state if isinstance(state, str) else None
