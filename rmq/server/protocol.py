@@ -8,9 +8,9 @@ connections that wait for their client.
 Import this module only to make a listener: uvicorn is an extra.
 
 A request that two programs could read differently is refused. Otherwise a proxy and the server
-could disagree about the end of a request, and take the rest of one request for another request
-(request smuggling). So the length of a body is always a single Content-Length with digits only.
-Chunked bodies, folded lines and line feeds without a carriage return are refused.
+could disagree about the end of a request. The rest of one request could then pass for another
+request (request smuggling). So the length of a body is always a single Content-Length with digits
+only. Chunked bodies, folded lines and line feeds without a carriage return are refused.
 """
 
 from __future__ import annotations
