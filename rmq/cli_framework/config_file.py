@@ -39,7 +39,7 @@ def read_file(
             ):
                 continue
             raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-        import tomllib  # takes longer than all of the above; most machines have no file
+        import tomllib  # a slow import, and most machines have no file
 
         try:
             return path, tomllib.loads(content.decode())

@@ -70,7 +70,7 @@ def _size(text: str) -> int:
 
 def _durability(text: str) -> object:
     from rmq.kernel.core.settings import (
-        parse_durability,  # it imports much, and completion does without
+        parse_durability,  # imports many modules, which completion does not need
     )
 
     return parse_durability(text) or "memory"

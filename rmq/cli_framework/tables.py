@@ -68,7 +68,7 @@ def cells(text: str) -> int:
     """Return the width of a text on a terminal, in cells of one Latin letter."""
     if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
-    from rich.cells import cell_len  # the tables of wide characters: few need them
+    from rich.cells import cell_len  # loads tables of wide characters, which few texts need
 
     return cell_len(text)
 

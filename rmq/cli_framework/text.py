@@ -156,7 +156,7 @@ def _field(value: Any) -> Any:
         return value
     if isinstance(value, datetime):
         return iso(value)
-    from rmq.kernel.core.ids import MessageId  # it imports hashlib, and help does without
+    from rmq.kernel.core.ids import MessageId  # imports hashlib, which help does not need
 
     if isinstance(value, MessageId):
         return str(value)

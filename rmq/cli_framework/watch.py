@@ -120,7 +120,7 @@ def _store_watch(ctx: click.Context, param: click.Parameter, value: float | None
 
 def watch_param() -> click.Parameter:
     """Return --watch, for commands that may be repeated."""
-    from rmq.cli_framework.param_types import DURATION  # it imports much, and help does without
+    from rmq.cli_framework.param_types import DURATION  # a slow import, which help does not need
 
     return click.Option(
         ["--watch"],
