@@ -224,10 +224,10 @@ class RunningWorker:
     def finish_others(self) -> None:
         """Release waiting deliveries because a handler is stuck, and wait for the other handlers.
 
-        A delivery whose handler hangs is not released. It is rolled back when its lease expires, at
-        the cost of a retry. So a message that makes every worker hang becomes a dead letter. If
-        `timeout_kill` is over, the hanging deliveries have already failed. A stop then releases the
-        other deliveries.
+        A delivery whose handler hangs is not released. When the lease expires, the delivery is
+        rolled back at the cost of a retry. So a message that makes every worker hang becomes a dead
+        letter. If the time in `timeout_kill` is over, the hanging deliveries have already failed. A
+        stop then releases the other deliveries.
         """
         now, grace_s = time.monotonic(), self._options.grace_s
         until = now + min(grace_s, ABANDON_S)

@@ -133,7 +133,7 @@ class Fetcher:
             self._listener.close_connection()
 
     def _note_freed(self, feed: TopicFeed) -> None:
-        """Record that a full feed may have room again. Any thread may call this method."""
+        """Record that a topic without room may have room again. Any thread may call this method."""
         self._freed.append(feed)
         if self._is_waiting:
             self._listener.wake()
