@@ -84,7 +84,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class LongReading:
-    """A reading that may take longer than a request for a page, with its progress and its result.
+    """A reading of values from Redis that may take longer than a request for a page.
 
     Attributes:
         done: Number of items read.
@@ -93,7 +93,7 @@ class LongReading:
             running.
         found: Result of the reading.
         error: Reason for the failure, or an empty string if the reading did not fail.
-        kept: The task of this reading, and how long the task took.
+        kept: The task of this reading, and the duration of the task.
     """
 
     done: int = 0
