@@ -238,8 +238,8 @@ class AlreadySettled(DeliveryError):
 class Cancelled(DeliveryError):
     """The cancellation of this delivery was requested, by `topic.cancel(id, running=True)`.
 
-    `extend` and `checkpoint` of a delivery raise it. If the handler does not catch it, the message
-    ends as cancelled. An ack is still possible.
+    `extend` and `checkpoint` of a delivery raise this error. If the handler does not catch it, the
+    message ends as cancelled. An ack is still possible.
     """
 
 

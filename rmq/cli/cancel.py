@@ -47,8 +47,8 @@ def cancel(
 ) -> int | None:
     """Cancel messages of TOPIC, by their ids or by a filter.
 
-    Waiting messages are deleted permanently. With --running, RMQ also interrupts the handlers of
-    messages in flight; their status is then requested. Such a message ends as cancelled unless its
+    Waiting messages are deleted permanently. With --running, RMQ also requests the cancellation of
+    messages in flight, and interrupts their handlers. Such a message ends as cancelled unless its
     consumer acks it. Other messages are not changed. If ID is -, the command reads ids from stdin.
 
     With --filter, RMQ cancels all messages that match FILTER and were sent before the command

@@ -1,4 +1,4 @@
-"""The table of the commands of `rmq`: the module of each, and its description in `rmq --help`."""
+"""The table of the commands of `rmq`: the module and the description of each command."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 def _run_together(
     loops: Sequence[Callable[[threading.Event], None]], stop: threading.Event
 ) -> None:
-    """Run all loops until `stop` is set or one of them fails. Raise its error."""
+    """Run all loops until `stop` is set or a loop fails. Raise the error of the failed loop."""
     errors: list[BaseException] = []
 
     def run_loop(loop: Callable[[threading.Event], None]) -> None:

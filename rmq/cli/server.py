@@ -77,7 +77,7 @@ def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], 
 @click.option("--grace", "grace_s", type=DURATION, help="How long a stop waits.  [10s]")
 @logs.log_options
 def server(file: str | None, **flags: Any) -> None:
-    """Run the server; see HELP."""
+    """Run the server. The constant HELP has the text of the help."""
     from rmq.server import Server, ServerConfig
 
     options = common_options()

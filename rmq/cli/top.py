@@ -65,7 +65,7 @@ def top(pattern: str, interval: float, once: bool) -> None:
     messages that were accepted and settled per second, since the previous read.
 
     PROBLEM "no consumer" means that messages have waited for 10 s and no consumer receives them.
-    "slo missed" means that the oldest message is later than the slo of the topic allows. "groups
+    "slo missed" means that the oldest message is later than the topic's setting slo allows. "groups
     held" means that a dead letter has stopped a group. For "cannot be read", `rmq stats` gives the
     reason.
     """
@@ -158,7 +158,7 @@ class Top:
     error: str = ""
 
     def update(self, topics: Sequence[TopicOverview], workers: int, at: float) -> None:
-        """Store the topics that were read at a time of the monotonic clock."""
+        """Store the counts of all topics, the number of workers, and the time of the reading."""
         rows: list[Row] = [
             {"topic": topic.name, "error": str(topic.error)}
             if topic.error
@@ -173,7 +173,7 @@ class Top:
         self.read_clock = time.strftime("%H:%M:%S")
 
     def sorted_rows(self) -> list[Row]:
-        """Return the rows sorted by name, or with problems or the largest number first."""
+        """Return the rows by name, or with problems first, or with the largest numbers first."""
         rows = sorted(self.rows, key=lambda row: row["topic"])
         if self.sort == "PROBLEM":
             rows.sort(key=lambda row: not row["problem"])

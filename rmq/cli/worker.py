@@ -385,7 +385,7 @@ _WITH_VALUE = ("--url", "--prefix")  # common options whose value may be the nex
 
 
 class _WorkerGroup(CommandGroup):
-    """A group that runs handlers if no other command is named. It shows the help of `run`."""
+    """A group of commands that runs handlers if no command is named. Its help is that of `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add `run` to the arguments, unless they name a command of this group."""

@@ -1,6 +1,6 @@
 """A worker's report on stderr: its handlers at the start, its counts and exit reason at the end.
 
-The handlers may use stdout, so the report does not.
+The handlers may use stdout, so the report does not use stdout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
-    """Return the handlers of a worker for JSON."""
+    """Return the handlers of a worker as JSON values."""
     return [
         {
             "topic": handler.context.name,

@@ -132,13 +132,13 @@ class ClientBase:
         return context
 
     def lifespan(self, function: F) -> F:
-        """Register a function that surrounds the life of each worker process. Return the function.
+        """Register a function with code for the start and the end of each worker process.
 
-        Use `@client.lifespan` on a plain or async function that yields once. The worker receives
-        its first message after the yield. After the last handler has ended, the worker runs the
-        rest of the function. An async function runs in the event loop of the async handlers, a
-        plain function in a thread of its own. A handler gets the yielded value through
-        `rmq.Depends(function, scope="process")`.
+        The function is returned, so use `@client.lifespan` on a plain or async function that yields
+        once. The worker receives its first message after the yield. After the last handler has
+        ended, the worker runs the rest of the function. An async function runs in the event loop of
+        the async handlers, a plain function in a thread of its own. A handler gets the yielded
+        value through `rmq.Depends(function, scope="process")`.
 
         Raises:
             InvalidType: The function does not yield, or has a parameter that cannot be filled.

@@ -217,8 +217,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             After this returns, the message is in Redis with the requested durability. After
             OutcomeUnknown, or if the call is interrupted by Ctrl-C or a cancellation, the message
             may be stored. Then send it again with the same `dedup_key`, or with the `id` of the
-            first attempt (from `new_id`). If the first attempt has arrived, the second adds no
-            message.
+            first attempt (from `new_id`). If the first attempt has arrived, the second attempt adds
+            no message.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid. No message was sent.
@@ -272,10 +272,12 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(reading.get(self._context, id))
 
     def result(self, id: Id) -> AsyncResultHandle:
-        """Return a handle, with which you read or await the result of a message. Read nothing yet.
+        """Return a handle with which you can read or await the result of a message.
+
+        This call reads nothing from Redis.
 
         Args:
-            id: Id of the message, as `message_id` of the result of its send.
+            id: Id of the message: `message_id` in the result of the send.
 
         Raises:
             InvalidValue: The id is of another topic.
@@ -434,5 +436,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
-        """Delete unpublished stages, but not stages of a batch that `query` is publishing."""
+        """Delete stages that were not published.
+
+        Stages of a batch of a query are not deleted if `publish` has begun to publish the batch.
+        """
         await self._run(discard_flow(self._context, staged, query))

@@ -54,7 +54,7 @@ class Runs(Generic[T]):
         return self._now.get()
 
     def begin(self, delivery: DeliveryData, state: T) -> Run | None:
-        """Record that a handler starts. Return the run at its first delivery, otherwise None."""
+        """Record that a handler starts. Return the run, but only for its first delivery."""
         run, where, fresh = self._now.get(), _where(), None
         if run is None or not run.open or run.where != where:
             # A thread or task that a handler started inherits the run of that handler. If the new

@@ -1,4 +1,4 @@
-"""The metrics of the catalogue, for Prometheus. Needs the extra `prometheus`."""
+"""The metrics of `rmq.kernel.core.metrics`, for Prometheus. Needs the extra `prometheus`."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ class Broker:
         return self._peek(topic, "store")
 
     def dead(self, topic: AnyTopic) -> list[Message]:
-        """Return the dead letters, oldest first. `Message.failure` contains the reason of each."""
+        """Return the dead letters, oldest first. `Message.failure` has the reasons."""
         return self._peek(topic, "dead")
 
     def assert_sent(

@@ -395,7 +395,7 @@ def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
 
 
 async def run_async(drain: Drain) -> list[Result]:
-    """Run a drain inside an event loop. Same as `run` otherwise."""
+    """Run a drain inside an event loop. Otherwise the function does the same as `run`."""
     task = asyncio.current_task()
 
     async def perform(step: Step) -> Dispositions:

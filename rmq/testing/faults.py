@@ -93,7 +93,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of a broker. Each method creates a fault, to be used with `with`.
+    """The faults of a broker. Each method creates a fault for a `with` block.
 
     A verb is "send", "receive", "open", or the name of a script: ack, nack, reject, release,
     extend, get, cancel, ... `times` is the number of calls that the fault affects. `skip` is the

@@ -65,7 +65,7 @@ _lock = threading.Lock()
 
 
 class Database:
-    """An empty database of a private server. `close` frees it."""
+    """An empty database of a private server. `close` frees the database."""
 
     def __init__(self, backend: Backend) -> None:
         if backend not in ("auto", "fakeredis", "embedded"):

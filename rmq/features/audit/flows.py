@@ -1,9 +1,9 @@
 """Audit a topic: find the numbers of accepted messages that are lost.
 
-A number is open until the script that removes its message closes the number, in the same step. An
-audit reads the open numbers of a topic, then all messages, then the open numbers again. A number is
-missing if its message was accepted, the number is open both times, and no message has it. So the
-result is exact even for a busy topic.
+A number is open until its message is removed. The script that removes the message also closes the
+number. An audit reads the open numbers of a topic, then all messages, then the open numbers again.
+A number is missing if its message was accepted, the number is open both times, and no message has
+the number. So the result is exact even for a busy topic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """Numbers of one producer in one slot whose messages were not removed yet (open numbers)."""
+    """Open numbers of a producer in a slot: their messages were not removed yet."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -41,7 +41,7 @@ class _OpenNumbers:
 
 
 class _Account:
-    """The counts of a slot, and the numbers whose messages were not removed yet, by producer."""
+    """Counts of a slot, and the numbers of messages that were not removed yet, by producer."""
 
     def __init__(self) -> None:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
@@ -59,7 +59,7 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read the numbers of a slot whose messages were not removed yet.
+    """Read, from one slot, the numbers of messages that were not removed yet.
 
     `page` is the first page, if the caller has already read it.
     """

@@ -48,7 +48,7 @@ class ForgetMissing(AuditQuery):
 
 @TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)
 async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetMissing) -> Audited:
-    """Report missing messages a last time, and record them so that no audit reports them again."""
+    """Report missing messages once more, and record them so that no audit reports them again."""
     found = await context.admin.audit(path.topic, older_than=body.older_than, forget=True)
     return show(found, Audited)
 

@@ -1,4 +1,4 @@
-"""Commands of the audit: read numbers whose messages were not removed yet, and scan messages."""
+"""Commands of the audit: read the numbers of messages that were not removed; scan messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply to the script `audit_open`: counts of the slot, and a page of open numbers."""
+    """The reply to the script `audit_open`: counts of a slot, and numbers of its messages."""
 
     now_ms: int
     numbered: int
@@ -33,7 +33,7 @@ class AuditScanPage(NamedTuple):
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the numbers whose messages were not removed yet.
+    """Read a page of the numbers of messages that were not removed yet.
 
     Return None if another audit began within the time in `every_ms`.
     """

@@ -271,7 +271,7 @@ class Joined:
         return f" {self.word} ".join(texts)
 
     def fits(self, message: DeadLetter, now_ms: int) -> bool:
-        """Return whether a message matches all terms, or any of them."""
+        """Return whether a message matches all terms (`and`), or at least one term (`or`)."""
         fits = (term.fits(message, now_ms) for term in self.terms)
         return all(fits) if self.word == "and" else any(fits)
 

@@ -63,7 +63,7 @@ class Filter:
         filter: Filter, or its text, for example error contains "timeout" and body.order>100.
         trashed_by: Job that put the letter into the trash.
         died: Time of death of each of `ids`, in epoch ms, or None for any time. A letter that was
-            sent back and died again has another time, so it does not match.
+            sent back and died again has another time of death, so the letter does not match.
     """
 
     def __init__(

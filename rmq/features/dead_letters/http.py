@@ -185,8 +185,8 @@ async def list_dead_letters(
 ) -> MessageList:
     """List dead letters, oldest first in each slot.
 
-    A request examines 5000 dead letters, so a page may be shorter than `limit` although more
-    follow.
+    A request examines 5000 dead letters, so a page may be shorter than `limit` although more dead
+    letters follow.
     """
     return await _list(context, path.topic, query, "dead", dead_letters_filter.given(query.filter))
 
@@ -208,7 +208,7 @@ class DeadLetterGroups(Answer):
 async def list_dead_letter_groups(
     context: RequestContext, path: TopicPath, query: GroupsQuery
 ) -> DeadLetterGroups:
-    """Count dead letters by cause, which is the fingerprint of their error, largest group first.
+    """Count dead letters by cause (the fingerprint of their error), largest group first.
 
     All dead letters are read. A fingerprint can be used in a filter.
     """
@@ -251,8 +251,8 @@ async def export_dead_letters(
 ) -> AsyncIterator[list[DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
-    The answer contains all matching dead letters. If the connection breaks, send the request again
-    with the `cursor` of the last line that you received.
+    The response contains all matching dead letters. If the connection breaks, send the request
+    again with the `cursor` of the last line that you received.
     """
     cursor, size = query.cursor, EXPORT_FIRST
     while True:
@@ -322,7 +322,8 @@ class Redriven(Answer):
 async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to their topic or to another topic, with the full number of retries.
 
-    If a request ends before all dead letters are sent, repeat it. It continues with the rest.
+    If a request ends before all dead letters are sent, repeat the request, which then sends the
+    remaining letters.
     """
     done = await context.admin.redrive(
         path.topic, **body.given(), to=body.to, fresh=body.fresh, dry_run=body.dry_run,
@@ -364,7 +365,7 @@ async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery
 
     The `deadline` of a letter is the time at which it is deleted. The trash cannot be searched by
     time of death, so a filter by `age` or `died` matches nothing. A page may be shorter than
-    `limit` although more follow.
+    `limit` although more letters follow.
     """
     return await _list(context, path.topic, query, "trash", dead_letters_filter.given(query.filter))
 
@@ -379,7 +380,7 @@ class Restored(Purged):
 
 @TABLE.post("/topics/{topic}/trash/restore", role=Role.OPERATOR)
 async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Restored:
-    """Restore dead letters from the trash, with the time at which they died.
+    """Restore dead letters from the trash. They keep the time at which they died.
 
     If the `dead_retention` of a letter ends within 24 hours, the letter gets a later time of death.
     It then stays for another 24 hours, or for the retention if the retention is shorter.

@@ -168,7 +168,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return the next dead letters, about as many as `most`, or an empty list at the end."""
+        """Return the next dead letters, about the number in `most`, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:

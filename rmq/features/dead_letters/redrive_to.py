@@ -234,8 +234,8 @@ def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
 def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
     """Store dead letters in a slot of the other topic, which may be resized during the call.
 
-    The result has a character for each letter. It is `n` if the letter is stored with less
-    durability than the topic requires.
+    The result has a character for each letter. The character is `n` if the letter is stored with
+    less durability than the topic requires.
     """
     times = 0
     while True:

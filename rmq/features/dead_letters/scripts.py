@@ -52,7 +52,7 @@ class DropExpiredReply(NamedTuple):
 def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
-    """Drop the expired messages among one page of waiting messages, or make them dead letters."""
+    """Examine a page of waiting messages: drop the expired ones, or make them dead letters."""
     return Command(
         script_loader.load("drop_expired"),
         (
@@ -130,7 +130,8 @@ class Arrival(NamedTuple):
 
     Attributes:
         entry: Name of the letter in the sorted set, followed by the token that holds the letter.
-        head: First four bytes of the record, or "t" or "x", the reason not to store the letter.
+        head: First four bytes of the record. If the letter must not be stored: "t" (too large) or
+            "x" (unreadable).
         rest: Bytes of the record from byte 9 on.
     """
 
@@ -196,7 +197,7 @@ def redrive_send(
 def redrive_settle(
     keys: SlotKeys, session: ReplaySession, outcomes: Sequence[tuple[bytes, bool]]
 ) -> Command[str]:
-    """Remove dead letters that another topic has stored, and release letters that it refused.
+    """Remove letters that another topic has stored, and release letters that the topic refused.
 
     Return a character for each: `1` removed, `r` released, `0` no longer held. For each letter,
     `outcomes` has the entry passed to redrive_send, and whether the letter was stored.

@@ -58,7 +58,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Expire messages in slots whose counters show no received message since the last read."""
+    """Expire messages in slots from which no consumer has received messages recently."""
 
     name = "expiry"
     every_s = EVERY_S

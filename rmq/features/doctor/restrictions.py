@@ -24,7 +24,7 @@ class _Probe(NamedTuple):
 
 
 def restrictions(look: Look) -> Flow[list[Sight]]:
-    """Check for refused commands and low limits. RMQ works despite these, but does less."""
+    """Check for refused commands and low limits, with which RMQ still works but does less."""
     found = []
     for probe in _probes(look.prefix):
         refusal = yield from _refusal(look, probe)

@@ -164,7 +164,7 @@ def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
 def _without_record(
     topic: TopicOverview, index: int, queue: QueueName, most: int = reading.CALL_MAX
 ) -> Flow[list[str]]:
-    """Return ids of a queue's newest messages whose record is missing or too short."""
+    """Return ids of messages without a complete record, among the newest messages of a queue."""
     keys = topic.context.slots[index]
     page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, most, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
@@ -193,7 +193,7 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def blocked_heads(look: Look) -> Flow[list[Sight]]:
-    """Check for ordered slots that wait for one message, and find the handler that runs it."""
+    """Check for ordered slots that wait for one message, and find the handler of this message."""
     now_ms = yield from look.now_ms()
     runs = [
         (run.topic, MessageId.parse(run.id).slot, worker, run)

@@ -13,8 +13,8 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
     async def pending(self, topic: str) -> list[PendingFollowUp]:
         """Return the follow-ups that acks of a topic stored and that are still pending.
 
-        A follow-up is pending until it is in its own topic. The result is sorted by age, oldest
-        first.
+        A follow-up is pending until RMQ has stored it in its own topic. The result is sorted by
+        age, oldest first.
 
         Args:
             topic: Name of the topic whose messages were acked.

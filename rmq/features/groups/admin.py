@@ -22,16 +22,17 @@ class AsyncGroupAdmin(AsyncAdminPart):
         skip: int = 0,
         scan: int = flows.SCAN,
     ) -> GroupPage:
-        """Return the groups that have messages out, are paused, or are held by a dead letter.
+        """Return the groups that have admitted messages, are paused, or are held by a dead letter.
 
-        Messages that are "out" may be delivered or are in flight. RMQ holds the other messages of
-        the group.
+        The admitted messages of a group (`out`) may be delivered or are in flight. RMQ holds the
+        other messages of the group.
 
         Args:
             topic: Name of the topic.
             sort: Order of the groups. First are the groups with the most held messages ("held"),
-                with the oldest held message ("oldest"), with the most messages out ("out"), or the
-                groups that are paused or held by a dead letter ("stopped"). "name" sorts by name.
+                with the oldest held message ("oldest"), with the most admitted messages ("out"), or
+                the groups that are paused or held by a dead letter ("stopped"). "name" sorts by
+                name.
             limit: Maximum number of groups, 1 to 10 000.
             skip: Number of groups to leave out at the beginning, for example the groups of earlier
                 pages.
@@ -45,7 +46,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.groups(self._context(topic), sort, limit, skip, scan))
 
     async def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
-        """Return the state of a group, or None if no message is out and the group is not stopped.
+        """Return the state of a group, or None if it has no admitted message and is not stopped.
 
         After a resize, a group may have messages in several slots, and `groups` lists the group
         once for each slot. This method returns the state in the slot in which the group is stopped,
@@ -55,16 +56,15 @@ class AsyncGroupAdmin(AsyncAdminPart):
             topic: Name of the topic.
             group: Name of the group.
             id: Id of a message of the group. `GroupState.ahead` is then the number of held messages
-                before it.
+                before this message.
         """
         return await self._run(flows.group(self._context(topic), group, id))
 
     async def group_pause(self, topic: str, group: str) -> bool:
         """Pause a group until `group_resume`. Return False if the group was paused already.
 
-        No further held messages are made available. Messages that are available or in flight, and
-        their immediate retries, are still delivered. You can pause a group that has no messages
-        yet.
+        RMQ admits no further messages of the group. Admitted messages, and their immediate retries,
+        are still delivered. You can pause a group that has no messages yet.
         """
         return await self._run(flows.group_pause(self._context(topic), group))
 
@@ -73,10 +73,11 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.group_resume(self._context(topic), group, "paused"))
 
     async def group_release(self, topic: str, group: str) -> bool:
-        """Release a group that a dead letter holds (`on_dead="hold"`). Return whether it was held.
+        """Release a group that a dead letter holds. Return whether the group was held.
 
-        The dead letter stays dead. If you redrive the dead letter before the release, its message
-        is delivered first.
+        A dead letter holds its group in a topic with `on_dead="hold"`. After the release, the dead
+        letter stays dead. If you redrive the dead letter before the release, its message is
+        delivered first.
         """
         return await self._run(flows.group_resume(self._context(topic), group, "dead"))
 

@@ -74,7 +74,7 @@ def _report(topic: str, group: str, key: str, done: bool, said: str) -> None:
 def pause(topic: str, group: str) -> None:
     """Pause GROUP; consumers can still settle its messages in flight.
 
-    If the groups of the topic have a concurrency, RMQ still delivers the messages in OUT.
+    If the groups of the topic have a concurrency, RMQ still delivers the messages that OUT counts.
     """
     with common_options().client() as client:
         done = client.admin.group_pause(topic, group)
@@ -95,7 +95,7 @@ def resume(topic: str, group: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def release(topic: str, group: str) -> None:
-    """Release GROUP, which a dead letter has stopped; the dead letter stays.
+    """Release GROUP, which a dead letter has stopped; the dead letter is not deleted.
 
     If you redrive the dead letter before the release, it is delivered first.
     """

@@ -37,7 +37,7 @@ _SORTS: dict[str, Callable[[GroupState], Any]] = {
 
 
 class GroupPage(NamedTuple):
-    """Some groups of a topic, sorted.
+    """A page of the sorted groups of a topic.
 
     Attributes:
         groups: The groups.
@@ -79,7 +79,7 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
-    """Return a group, or None if no message is out and the group is not stopped.
+    """Return a group, or None if it has no admitted message and is not stopped.
 
     `id` is a message of the group. The attribute `ahead` of the result then refers to this message.
     """
@@ -102,7 +102,7 @@ def group_pause(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
-    """End a group's pause, or release it from a dead letter. Return whether it was stopped."""
+    """End a group's pause or its hold by a dead letter. Return whether the group was stopped."""
     yield from _open(context)
     commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
     return any((yield from pipeline(commands)))

@@ -30,7 +30,7 @@ SCAN = 20_000  # groups that a request examines
 
 
 class GroupsQuery(Request):
-    """Selects groups to list. The list has the order of `sort`, without the first `skip` groups."""
+    """Selects groups to list: their order, their number, and the number of groups to skip."""
 
     sort: Sort = "held"
     limit: Limit = 100
@@ -66,11 +66,11 @@ class Group(Answer):
     """A group, with the same fields as in `rmq groups ls`.
 
     Attributes:
-        held: Number of messages that RMQ holds until messages that are out are settled.
-        out: Number of messages that are out: a worker may receive them, has them in flight, or
-            retries them.
+        held: Number of messages that RMQ holds until admitted messages are settled.
+        out: Number of admitted messages: a worker may receive them, has them in flight, or retries
+            them.
         is_held: Whether a dead letter stopped the group.
-        message: Id of the message that is out, if the topic allows one at a time.
+        message: Id of the admitted message, if the topic admits one message of a group at a time.
         retried: Time of the retry of `message`.
         in_flight: Whether `message` is in flight.
         dead_letter: Id of the message whose death stopped the group.
@@ -116,7 +116,7 @@ def group_of(state: GroupState) -> Group:
 
 @TABLE.get(PATH)
 async def list_groups(context: RequestContext, path: TopicPath, query: GroupsQuery) -> GroupList:
-    """List groups that have messages out, are paused, or are held by a dead letter."""
+    """List groups that have admitted messages, are paused, or are held by a dead letter."""
     found = await context.admin.groups(
         path.topic, sort=query.sort, limit=query.limit, skip=query.skip, scan=SCAN
     )
@@ -126,7 +126,7 @@ async def list_groups(context: RequestContext, path: TopicPath, query: GroupsQue
 
 @TABLE.get("/topics/{topic}/group", "not-found")
 async def get_group(context: RequestContext, path: TopicPath, query: GroupQuery) -> Group:
-    """Return a group that has messages out, is paused, or is held by a dead letter."""
+    """Return a group that has admitted messages, is paused, or is held by a dead letter."""
     found = await context.admin.group(path.topic, query.group, id=query.id)
     if found is None:
         raise ApiError("not-found", "this group has no message out, and is not stopped", "group")

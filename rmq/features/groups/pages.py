@@ -1,4 +1,4 @@
-"""Pages of a topic's groups: held messages, and the reasons for stops."""
+"""Pages of a topic's groups: held messages, and the reasons why groups are stopped."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ _PAUSED, _HELD = 2, 4  # flags
 
 
 class GroupState(NamedTuple):
-    """The state of a group that has messages out, is paused, or is held by a dead letter.
+    """The state of a group that has admitted messages, is paused, or is held by a dead letter.
 
     Attributes:
         group: Name of the group. Empty for messages without a group.
         slot: Index of the slot that has the messages of the group.
-        held: Number of messages that RMQ holds until messages that are out are settled.
-        out: Number of messages that are out: a worker may receive them, has them in flight, or
-            retries them.
+        held: Number of messages that RMQ holds until admitted messages are settled.
+        out: Number of admitted messages: a worker may receive them, has them in flight, or retries
+            them.
         oldest: Time at which the oldest held message was sent. Only the next message of each of the
             16 largest priorities is examined. None if no message is held, or if the message's id
             was made from a dedup key and contains no time.
@@ -34,7 +34,7 @@ class GroupState(NamedTuple):
         weight: Weight of the group: its share of deliveries, relative to other groups.
         share_key: Share key: groups with the same key get one share of deliveries together. None if
             the group has a share of its own.
-        message: Id of the message that is out, if the topic allows one at a time.
+        message: Id of the admitted message, if the topic admits one message of a group at a time.
         retried: Time of the retry of `message`, or None.
         in_flight: Whether `message` is in flight.
         dead_letter: Id of the message whose death stopped the group. This message may have been
@@ -62,7 +62,7 @@ class GroupState(NamedTuple):
     def waits_for(self) -> str:
         """Describe why messages are held.
 
-        Empty if no message is held and the group is not stopped.
+        The text is empty if no message is held and the group is not stopped.
         """
         stopped = ["the group is paused"] if self.paused else []
         stopped += [f"the group is held by dead letter {self.dead_letter}"] if self.is_held else []
@@ -139,7 +139,7 @@ def group_pause(keys: SlotKeys, name: str) -> Command[int]:
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """End a group's pause, or release it from a dead letter. Return whether it was stopped."""
+    """End a group's pause or its hold by a dead letter. Return whether the group was stopped."""
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),

@@ -63,7 +63,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
             type: Type of the messages. Default: any type.
             group: Group of the messages. Default: any group.
             scan: Maximum number of messages to examine, 1 to 1 000 000. With a type or a group, a
-                page may therefore have fewer messages than `limit` although more follow.
+                page may therefore have fewer messages than `limit` although more messages follow.
             raw: As in `get`.
 
         Guarantee:

@@ -1,4 +1,4 @@
-"""Change a waiting message: cancel, reschedule, set_priority. Request to cancel a delivery."""
+"""Cancel, reschedule or reprioritize a waiting message. Request the cancellation of a delivery."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _begin(
 
 
 class SlotWalk:
-    """Reads messages from several slots of a topic in turn."""
+    """Reads messages of several slots of a topic, alternating between the slots."""
 
     def __init__(
         self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
@@ -334,7 +334,7 @@ class Tail:
         return messages
 
     def note_shown(self, message: Message) -> None:
-        """Record that a message which `look` returned, and the messages before it, were shown."""
+        """Record that a message which `look` returned was shown, and all messages before it."""
         # If the message is above the floor, an earlier message may still be found.
         if message.offset <= self._slots[message.slot].floor:
             self._shown[message.slot] = message.offset

@@ -1,4 +1,4 @@
-"""Messages: send, read and change them without receiving any."""
+"""Messages: send, read and change messages without receiving them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
 
     A message whose position does not change is shown once. For a topic with more than 100 slots,
     `slot` is required. With a `type` or a `group`, a page may be shorter than `limit` although more
-    follow.
+    messages follow.
     """
     try:
         page = await context.admin.peek_page(
@@ -175,7 +175,7 @@ async def get_message(
 
 
 class ResultQuery(Request):
-    """Options for reading a result. `wait` is the longest wait for the end, 0 to 30 s."""
+    """Options for reading a result. `wait` is the longest wait for the message's end, 0 to 30 s."""
 
     wait: Annotated[float, Meta(ge=0, le=30)] = 0
 

@@ -62,8 +62,8 @@ def _leave_out_referred(
 ) -> Flow[None]:
     """Remove from `found` the objects that a message or a tombstone refers to.
 
-    A tombstone is left by a removed message. During the read, redrives may move messages between
-    topics. So the topics are read twice: in order, and in reverse order.
+    The script that removes a message leaves a tombstone. During the read, redrives may move
+    messages between topics. So the topics are read twice: in order, and in reverse order.
     """
     names = yield from overview.topics(context.prefix)
     for name in (*names, *reversed(names)):

@@ -138,7 +138,7 @@ def pause(topic: str, name: str) -> None:
 @click.argument("topic")
 @click.argument("name")
 def resume(topic: str, name: str) -> None:
-    """Resume the paused schedule NAME of TOPIC with its next time.
+    """Resume the paused schedule NAME of TOPIC at its next time.
 
     Times during the pause are skipped.
     """
@@ -168,7 +168,7 @@ def delete(topic: str, name: str, yes: bool) -> None:
     """Delete the schedule NAME of TOPIC; messages that it has sent are not deleted.
 
     The schedule stays deleted until a program declares it again. When a worker starts, it declares
-    the schedules of its program. The command asks for the name of the schedule first.
+    the schedules of its program. You must first type the name of the schedule to confirm.
     """
     common = common_options()
     with common.client() as client:

@@ -78,7 +78,7 @@ async def pause_schedule(context: RequestContext, path: SchedulePath, body: Noth
 
 @TABLE.post(PATH + "/resume", NONE, role=Role.OPERATOR)
 async def resume_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Done:
-    """Resume a paused schedule with its next time."""
+    """Resume a paused schedule at its next time."""
     return Done(done=await context.admin.schedule_resume(path.topic, path.name))
 
 

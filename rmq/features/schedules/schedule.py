@@ -1,4 +1,4 @@
-"""Times of schedules: when a recurring message is sent, and which missed times are sent later.
+"""Times of schedules: when a recurring message is sent, also for times that were missed.
 
 All times are epoch ms. The jitter of a time is derived from the schedule's name and the time, so
 that all schedulers agree on the due time.
@@ -194,10 +194,10 @@ class Definition:
     def plan(self, next_ms: int, now_ms: int) -> list[Step]:
         """Return the steps of a schedule whose next time is due.
 
-        A time that has been due for at most ON_TIME_MS is always sent. Earlier times were missed,
-        and the catch-up policy selects which missed times are sent. If `next_ms` is in the future,
-        the server's clock was ahead when `next_ms` was computed. Then the next time is computed
-        again.
+        If a time has been due for at most ON_TIME_MS, its message is always sent. Earlier times
+        were missed. The catch-up policy selects the missed times whose messages are sent. If
+        `next_ms` is in the future, the server's clock was ahead when `next_ms` was computed. Then
+        the next time is computed again.
         """
         if next_ms > now_ms:
             return [Step(None, self.after(now_ms))]
@@ -236,8 +236,8 @@ class Definition:
 def _advance_hour(moments: Any) -> bool:
     """Advance to an hour that matches the expression, in steps of a quarter of an hour.
 
-    This replaces `CronSim.advance_hour`, which advances by an hour. That method skips times if a
-    clock changes by less than an hour, or in the middle of an hour.
+    This replaces `CronSim.advance_hour`, which advances by an hour, and so skips times if a clock
+    changes by less than an hour, or in the middle of an hour.
     """
     if moments.dt.hour in moments.hours:
         return False

@@ -50,7 +50,7 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """What the owner of a query remembers about the topic's slots.
+    """Cache of the owner of a query: the state of the topic's slots.
 
     Args:
         subscription: Subscription to the wake-ups of the topic.
@@ -195,7 +195,7 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query. Return, for each slot, what the query still holds of a batch.
+        """Renew the lease of a query. Return which messages of a batch it still holds, by slot.
 
         The ownership is stored in the first slot. Only the owner continues to the other slots.
 
@@ -315,7 +315,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait for messages to take, at most for a time. Return whether there may be messages."""
+        """Wait for messages to take, at most this long. Return whether there may be messages."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -354,7 +354,7 @@ class QueryFlows:
             raise
 
     def waiting(self) -> Flow[list[int]]:
-        """Count the messages of each slot that can be taken now."""
+        """Count, for each slot, the messages that can be taken now."""
         yield from self.open()
         calls = [topic_scripts.ready_count(keys) for keys in self.context.slots]
         return (yield from pipeline(calls))
@@ -452,7 +452,7 @@ class QueryFlows:
         return total
 
     def reject(self, upto: Offsets, reason: str) -> Flow[int]:
-        """Make all messages up to these numbers dead letters. Return how many were held."""
+        """Make all held messages up to the numbers in `upto` dead letters. Return their number."""
         yield from self.open()
         context, lease, total = self.context, self.lease, 0
         entry = failure.encode(reason, failure.this_worker())

@@ -74,5 +74,8 @@ async def list_sinks(context: RequestContext, path: TopicPath) -> SinkList:
 
 @TABLE.delete("/topics/{topic}/sinks", role=Role.ADMIN)
 async def forget_sink(context: RequestContext, path: TopicPath, query: SinkQuery) -> Done:
-    """Delete the record of a query's published batches. Call this after deleting its checkpoint."""
+    """Delete the record of a query's published batches.
+
+    Use this request after you have deleted the checkpoint of the query.
+    """
     return Done(done=await context.admin.forget_sink(path.topic, query.query))

@@ -31,7 +31,7 @@ class Query(QueryBase):
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
-        """Return the number of messages that can be taken now, for each slot."""
+        """Return, for each slot, the number of messages that can be taken now."""
         return self._run(self._flows.waiting())
 
     def take(
@@ -58,7 +58,7 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, at most for a time. Return whether there may be messages."""
+        """Wait for messages to take, at most this long. Return whether there may be messages."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Query(QueryBase):
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages. Return, for each slot, what the query holds of a batch.
+        """Renew the lease on all messages. Return which messages of a batch are held, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -93,7 +93,7 @@ class Query(QueryBase):
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate over the held messages of a slot in blocks, from one number to another.
+        """Iterate, in blocks, over the held messages of a slot whose numbers are in a range.
 
         Reading changes nothing: the query keeps the messages.
         """
@@ -117,7 +117,7 @@ class Query(QueryBase):
         return self._run(self._flows.count_run(batch, by))
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """Settle all messages up to these numbers permanently.
+        """Settle all messages up to the numbers in `upto` permanently.
 
         Args:
             upto: Last number of the finished batch, for each slot.
@@ -160,7 +160,7 @@ class Query(QueryBase):
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to these numbers dead letters. Return the number of messages.
+        """Make all messages up to the numbers in `upto` dead letters. Return their number.
 
         Raises:
             QueryOwned: Another owner runs the query.

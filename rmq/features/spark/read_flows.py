@@ -1,6 +1,6 @@
 """Flows that read the messages that a query holds.
 
-First, a script returns the names of the messages, for several slots in one pipeline. Then plain
+First, a script returns the ids of the messages, for several slots in one pipeline. Then plain
 commands return the records.
 """
 
@@ -93,7 +93,7 @@ def _block(
 
 
 class PartReader:
-    """Reads parts of a batch, several slots in one pipeline: first names, then records.
+    """Reads parts of a batch, several slots in one pipeline: first ids, then records.
 
     After an error, the next call continues where the last page ended.
 
@@ -164,7 +164,7 @@ class PartReader:
             self._bytes = 0
 
     def _find(self) -> Flow[None]:
-        """Read the names of the messages in the next parts."""
+        """Read the ids of the messages in the next parts."""
         wanted, room = [], PIPELINE_MOST
         for part in reversed(self._parts):
             if room <= 0:
@@ -189,7 +189,7 @@ class PartReader:
     def _read_at_once(
         self, part: HeldPart, after: int, count: int
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
-        """Read names and records in one step, because a first read did not find all records.
+        """Read ids and records in one step, because a first read did not find all records.
 
         Return None if the messages are no longer held, or if their records are lost.
         """
@@ -209,7 +209,7 @@ class PartReader:
         return records[:cut], cut
 
     def _skip(self, count: int) -> None:
-        """Drop the names of messages that have been read."""
+        """Drop the ids of messages that have been read."""
         part, after, members, receipts = self._found.pop(0)
         if count < len(members):
             self._found.insert(0, (part, after + count, members[count:], receipts[count:]))

@@ -1,8 +1,8 @@
 """Commands of queries, stages and sinks.
 
-A query takes messages into its log, which numbers them. Readers may receive them as often as
-needed. When their batch is done, the query settles or rejects them. `lua/lib/query.lua` explains
-queries to the other scripts.
+A query takes messages into its log, which numbers them. Readers may receive these messages as often
+as needed. When a batch is done, the query settles or rejects its messages. `lua/lib/query.lua`
+explains how queries are stored.
 
 A stage stores messages that no consumer sees until they are published. A sink records which batches
 of a query have been published.
@@ -275,7 +275,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make the messages that a query holds in a slot dead letters, up to a number."""
+    """Make dead letters of the messages that a query holds in a slot, up to a number."""
     return Command(
         script_loader.load("query_reject"),
         (
@@ -307,7 +307,7 @@ class Failing(NamedTuple):
 def query_fail(
     context: TopicContext, keys: SlotKeys, run: str, failing: Sequence[Failing], retry: bool
 ) -> Command[str]:
-    """Fail messages of a slot that a query holds, sorted by number.
+    """Fail messages that a query holds in a slot. The messages must be sorted by number.
 
     Return a character for each: `r` retry, `d` dead letter, `R` or `D` if the message was failed
     before, `0` not held. If `retry` is set, the messages go back to the queue. Otherwise they
@@ -332,7 +332,7 @@ def query_fail(
 
 
 def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
-    """Return the number of messages of a slot that a query holds, and its owner."""
+    """Return the number of messages that a query holds in a slot, and the query's owner."""
     return Command(
         script_loader.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),

@@ -88,7 +88,7 @@ def flows_of(
 
 
 class StageBase:
-    """The stage's content, which both kinds of client share."""
+    """The content of a stage: base class of the async and the blocking stage."""
 
     def __init__(self, flows: stage_flows.StageFlows) -> None:
         self._flows = flows
@@ -110,7 +110,7 @@ class StageBase:
 class AsyncStage(StageBase):
     """Messages that are stored but not yet sent.
 
-    `AsyncTopic.stage` creates it. Use it from a single writer.
+    `AsyncTopic.stage` creates a stage. Only a single writer may use a stage.
     """
 
     def __init__(self, transport: AsyncTransport, flows: stage_flows.StageFlows) -> None:

@@ -15,7 +15,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class Stage(StageBase):
     """Messages that are stored but not yet sent.
 
-    `Topic.stage` creates it. Use it from a single writer.
+    `Topic.stage` creates a stage. Only a single writer may use a stage.
     """
 
     def __init__(self, transport: Transport, flows: stage_flows.StageFlows) -> None:

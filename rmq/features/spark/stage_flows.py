@@ -1,10 +1,10 @@
 """Stages: messages that are stored outside of all queues and published together later.
 
-Staged messages are checked, encoded and named as in a send, but no consumer sees them. Publishing
-moves staged messages in groups (entries) to their queue. The script that moves an entry removes it
-from the stage in the same step. So an interrupted publish continues where it stopped, and no
-message is published twice. A batch of a query is published only once. See `lua/publish.lua` and
-`lua/queries/sink_begin.lua`.
+Staged messages are checked, encoded and given ids as in a send, but no consumer sees them.
+Publishing moves entries, which are batches of staged messages, to their queue. The script that
+moves an entry removes it from the stage in the same step. So an interrupted publish continues where
+it stopped, and no message is published twice. A batch of a query is published only once. See
+`lua/publish.lua` and `lua/queries/sink_begin.lua`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StageFlows:
         context: Context of the topic.
         name: Name of the stage.
         keep_ms: Time for which the stage is kept after its last push, in ms.
-        late: Whether to accept messages whose time passed more than a year ago.
+        late: Whether to accept messages whose due time passed more than a year ago.
     """
 
     def __init__(self, context: TopicContext, name: str, keep_ms: int, late: bool) -> None:
@@ -381,7 +381,7 @@ def _keep(
 ) -> Flow[None]:
     """Keep stages for some time, or delete the stages if the time is 0.
 
-    If `whole` is set, the stages are complete. Then check their lengths, and wait until they are
+    If `whole` is set, the stages are complete: check their lengths, and wait until they are
     durable.
     """
     calls = [

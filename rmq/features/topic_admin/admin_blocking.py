@@ -87,9 +87,9 @@ class TopicAdmin(AdminPart):
             why: Reason of the pause, for display.
 
         Guarantee:
-            After this call returns, no message is delivered, or no send is accepted. If the call is
-            interrupted, some slots are not paused until you repeat the call, or until any program
-            opens the topic.
+            After this call returns, no message is delivered ("receive"), or no send is accepted
+            ("send"). If the call is interrupted, some slots are not paused until you repeat the
+            call, or until any program opens the topic.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -141,9 +141,9 @@ class TopicAdmin(AdminPart):
         Guarantee:
             No message is lost or stored twice. Messages with the same `slot_basis` stay in order: a
             message that is sent after the resize is not delivered before an earlier message that is
-            due. This does not hold for messages with your own id or a dedup key. Such messages,
-            merge keys and claims stay in the slots of the topic's first slot count. Delayed
-            messages are not waited for.
+            due. This does not hold for messages with your own id or a dedup key. For such messages,
+            merge keys and claims, RMQ always uses the topic's first number of slots. RMQ does not
+            wait for delayed messages.
 
         Raises:
             InvalidValue: The number of slots is not allowed, or the topic has a limit or is
@@ -196,10 +196,10 @@ class TopicAdmin(AdminPart):
     def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
         """Count the messages of a topic that are due now, or become due within some time spans.
 
-        The counts include messages with a due time: delayed messages, messages that wait for others
-        to merge with, and waiting retries. They include messages that are due already, for example
-        if a pause or a limit holds them back. They do not include messages without a due time:
-        immediate messages, immediate retries, and held messages of groups.
+        The counts include messages with a due time: delayed messages, messages that wait for other
+        messages to merge with, and waiting retries. They include messages that are due already, for
+        example if a pause or a limit holds them back. They do not include messages without a due
+        time: immediate messages, immediate retries, and held messages of groups.
 
         Args:
             topic: Name of the topic.

@@ -134,7 +134,7 @@ def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) ->
 
 
 def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
-    """Use the changed settings of the topic, and write them to its slots."""
+    """Use the changed settings in this context, and write them to the slots of the topic."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)

@@ -279,7 +279,10 @@ async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic
 
 
 class Resumed(Answer):
-    """The pause that was ended, or null. If both were ended, the pause of deliveries."""
+    """The pause that was ended, or null.
+
+    If both pauses were ended, only the pause of deliveries is returned.
+    """
 
     was: Paused | None
 

@@ -106,8 +106,8 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
 
     Raises:
         TopicNotFound: The topic does not exist.
-        TopicVanished: The topic is being deleted, or a slot has another stamp. In the second case,
-            call `go_on` again.
+        TopicVanished: The topic is being deleted, or a slot has another creation stamp. In the
+            second case, call `go_on` again.
     """
     yield from opening.open(context, create=False)
     if _resizing(context) is None:
@@ -205,7 +205,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _give(context: TopicContext) -> Flow[None]:
-    """Write the new settings to the slots, with a new creation stamp that refuses old clients.
+    """Write new settings and a new creation stamp to the slots, which then refuse old clients.
 
     List the topic's schedules with the new stamp.
     """
@@ -328,11 +328,11 @@ def _resizing(context: TopicContext) -> Resizing | None:
 def _note_gone(
     context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
 ) -> Flow[None]:
-    """Record slots without older messages in the topic's hash, and open slots that wait for them.
+    """Record slots without older messages in the topic's hash, and let waiting slots deliver.
 
     `delivered` is the largest delivery number in these slots. It is recorded in the same step, so
-    that opened slots continue with larger numbers. So the fence, which is a delivery number, keeps
-    growing for messages with the same `slot_basis`.
+    that the waiting slots continue with larger numbers. So the delivery number (`Delivery.fence`)
+    keeps growing for messages with the same `slot_basis`.
     """
     while True:
         layout, resizing = context.settings.layout, _resizing(context)

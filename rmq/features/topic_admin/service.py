@@ -1,7 +1,7 @@
 """The services of `rmq server` for topics: finish resizes, delete old data, store samples.
 
 The server finishes a resize whose command was interrupted or killed. It deletes dead letters after
-the `dead_retention` of their topic, and the trash and temporary records of slots after their time.
+the `dead_retention` of their topic, and the trash and temporary records of slots when they expire.
 Without the setting `dead_retention`, a topic keeps its dead letters forever. These deletions are
 counted (`dead_dropped`) and logged.
 
@@ -32,7 +32,7 @@ EVERY_GOING_S = 1.0  # interval during a resize
 
 
 class Resizes(SurveyedService):
-    """Continues resizes: switches slots to the new number, and opens slots that need not wait.
+    """Continues resizes: switches slots to the new number, and lets slots that waited deliver.
 
     A slot waits until no older messages exist. The server reads the counts of all topics regularly,
     and so finds a resize at most 80 s after its start. A running command may do the same work at

@@ -119,7 +119,7 @@ def processes(
     per_process: float | None,
     running: int,
 ) -> tuple[int, float | None, str]:
-    """Return the number of needed processes, the number of executors, and the unknown terms.
+    """Return how many processes are needed, how many executors, and which terms are unknown.
 
     If a term is unknown, the result is at least the present number of processes.
     """
@@ -162,7 +162,7 @@ def _run_s(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
 
 
 def _executors(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
-    """Return the mean number of handlers of the topic that a process runs at a time."""
+    """Return how many handlers of the topic a process can run at a time, on average."""
     concurrency = [
         handler.concurrency
         for worker in workers

@@ -133,7 +133,7 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 @click.argument("topic")
 @filter_argument
 def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
-    """Count the dead letters of TOPIC by cause, which is the fingerprint of their error.
+    """Count the dead letters of TOPIC by cause (the fingerprint of their error).
 
     Errors that differ only in numbers, ids, quoted text and paths have the same fingerprint. You
     can use a fingerprint in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. --json
@@ -184,11 +184,11 @@ def redrive(
     type the name of the topic to confirm, unless you select by --id only. The redrive runs as a job
     (see rmq job ls). After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
 
-    With --to, the other topic may refuse a message: it has the id already, it is full, its sends
-    are paused, or the message is too large. Such a message stays a dead letter.
+    With --to, the other topic may refuse a message, because the topic has the id already, is full,
+    or is paused for sends, or because the message is too large. Such a message stays a dead letter.
 
-    A handler that uses d.step or d.save continues where the last attempt ended. With --fresh it
-    begins again, and with --to it always does.
+    A handler that uses d.step or d.save continues where the last attempt ended. With --fresh or
+    --to, the handler begins again.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -322,7 +322,7 @@ def purge_dead(
 def restore(
     topic: str, wanted: DeadLetterFilter | None, dry_run: bool, job: str | None, **filters: Any
 ) -> int | None:
-    """Restore dead letters of TOPIC from the trash, with the time at which they died.
+    """Restore dead letters of TOPIC from the trash. They keep the time at which they died.
 
     Restores all dead letters of the trash, or the dead letters that match FILTER and every option.
     A filter cannot use `age` or `died`. In a topic with --dead-retention, RMQ keeps each restored

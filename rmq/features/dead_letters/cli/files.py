@@ -146,7 +146,7 @@ class Import:
         self._batch_codec = -1
 
     def run(self, stream: BinaryIO) -> None:
-        """Read a stream to its end."""
+        """Read a stream to its end, and send its lines."""
         self._topic(codecs.JSON.number)  # raises if the topic does not exist
         number = 0
         while line := stream.readline(LINE_MAX):

@@ -1,1 +1,1 @@
-"""Jobs: redrives and purges of many dead letters that run in the background."""
+"""Jobs: redrives, purges and cancels of many messages, which run in the background."""

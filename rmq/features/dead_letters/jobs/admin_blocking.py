@@ -37,7 +37,7 @@ class JobAdmin(AdminPart):
         running: bool = False,
         fresh: bool = False,
     ) -> Job:
-        """Start a job on many messages of a topic, which `rmq server` or `job_run` then runs.
+        """Start a job that changes many messages of a topic. `rmq server` or `job_run` runs it.
 
         Args:
             topic: Name of the topic.

@@ -46,7 +46,7 @@ _FIELDS = (
 
 
 def note_end(prefix: str, job: Job) -> Flow[None]:
-    """Record the end of a job in the audit trail and in the list. Repeating the call is safe."""
+    """Record the end of a job in the audit trail and in the list of jobs. May be repeated."""
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
     text += f", {job.requested} requested" if job.requested else ""
@@ -159,7 +159,7 @@ def job_start(
 
 
 def accepted_by_slot(context: TopicContext) -> Flow[list[int]]:
-    """Return, for each slot, the number that the slot gave its newest message."""
+    """Return, for each slot, the acceptance number of its newest message."""
     return (yield from pipeline([_accepted(keys) for keys in context.slots]))
 
 

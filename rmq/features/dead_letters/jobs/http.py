@@ -115,7 +115,7 @@ class Job(Answer):
 
 @TABLE.post("/topics/{topic}/jobs", role=Role.OPERATOR, status=201)
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
-    """Start a redrive, purge or cancel of messages of a topic, which continues after this response.
+    """Start a redrive, purge or cancel as a job, which continues after this response.
 
     To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. A
     repeated request with the same header Idempotency-Key starts no second job. A repeated request

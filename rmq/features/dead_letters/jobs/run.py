@@ -100,16 +100,16 @@ class _Batch(NamedTuple):
 class _Search:
     """Find the messages of a job, starting at its cursor.
 
-    Messages of a cancel can move between the queues during the search. Therefore a cancel of
-    messages in flight reads both queues twice. The search misses a message only if consumers give
-    the message back twice and receive it again during the search.
+    Messages that a cancel looks for can move between the queues during the search. Therefore a
+    cancel of messages in flight reads both queues twice. The search misses a message only if
+    consumers give the message back twice and receive it again during the search.
 
     Args:
         context: Topic of the messages.
         wanted: Conditions that the messages must meet.
         queues: Queues of a slot in the order in which they are read.
         began_ms: Latest time of death of a matching dead letter, in epoch ms.
-        accepted: For a cancel, the number of the newest message to cancel in each slot.
+        accepted: For a cancel, the acceptance number of the newest message to cancel in each slot.
         cursor: Position at which the search starts.
         examined: Number of messages that were examined before this search.
     """
@@ -185,7 +185,7 @@ class _Search:
     def _candidates(
         self, keys: SlotKeys, read: list[QueueMember]
     ) -> Flow[dict[bytes, QueueMember]]:
-        """Return the read messages that the job may change, by id, with their whole bodies."""
+        """Return the messages in `read` that the job may change, by id, with whole bodies."""
         meant = read
         if self._wanted.ids is None:
             meant = [each for each in read if self._is_meant(each)]
@@ -222,7 +222,7 @@ class _Search:
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Return whether a message is in the right queue, and was there before the job began.
+        """Return whether a message is in a queue that the job reads, since before the job began.
 
         A dead letter must also have the time of death that the conditions require.
         """
@@ -250,7 +250,7 @@ class _Runner:
     target: TopicContext | None = None  # other topic of a redrive
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
-        """Take or renew the lease of the job. With `hold_ms=0`, give the lease up."""
+        """Take or renew the lease of the job. With `hold_ms=0`, end the lease."""
         taken = yield jobs_scripts.job_take(self.context.prefix, self.id, self.name, hold_ms)
         if taken.state < 0:
             raise JobNotFound(f"job {self.id} no longer exists")
@@ -258,7 +258,7 @@ class _Runner:
         return taken
 
     def run(self) -> Flow[bool]:
-        """Run the job while this runner holds its lease. Return whether it ever held the lease."""
+        """Run the job while this process has its lease. Return whether the lease was obtained."""
         taken = yield from self.take()
         if not taken.state:
             return False

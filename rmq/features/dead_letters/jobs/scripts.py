@@ -1,4 +1,4 @@
-"""Commands of jobs: start, take, step, pause, resume, stop."""
+"""Commands of jobs: start, take over, record a batch, pause, resume and stop."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _job_reply(reply: list[Any]) -> JobReply:
 
 
 def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
-    """Take or renew the lease of a job, or give it up with `hold_ms=0`. Return the job's fields."""
+    """Take or renew the lease of a job, or end it with `hold_ms=0`. Return the job's fields."""
 
     def parse(reply: list[Any]) -> JobTaken:
         names, values = reply[2::2], reply[3::2]

@@ -79,9 +79,8 @@ def change_each(topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, b
 def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: float | None) -> int:
     """Change the due time of waiting messages of TOPIC; - reads ids from stdin.
 
-    Messages that do not wait are not changed. Exit
-    code 4 means that only some messages were changed. Exit code 3 means that no message was
-    changed.
+    Messages that do not wait are not changed. Exit code 4 means that only some messages were
+    changed. Exit code 3 means that no message was changed.
     """
     if (at is None) == (delay is None):
         raise click.UsageError("use either --at or --delay")
@@ -97,8 +96,8 @@ def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: flo
 def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
     """Change the priority of waiting messages of TOPIC; - reads ids from stdin.
 
-    A message goes behind all messages of its new
-    priority. Messages that do not wait are not changed. Exit code 4 means that only some messages
-    were changed. Exit code 3 means that no message was changed.
+    A message goes behind all messages of its new priority. Messages that do not wait are not
+    changed. Exit code 4 means that only some messages were changed. Exit code 3 means that no
+    message was changed.
     """
     return change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))

@@ -61,8 +61,8 @@ def peek(
     """Show messages of TOPIC without receiving them.
 
     Waiting messages of a slot are in the order of delivery. Messages of different slots have no
-    order. --json prints NDJSON with complete bodies. Its field `cursor` is the value for --cursor
-    that continues after this line (null at the end).
+    order. --json prints NDJSON with complete bodies. The field `cursor` of a line is the value for
+    --cursor that continues after this line (null at the end).
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -150,8 +150,8 @@ def result(topic: str, id: rmq.MessageId, wait: float | None) -> int:
     """Show the progress and the result of the message ID of TOPIC.
 
     RMQ keeps results only of messages that were sent with keep_result. Exit code 0 means that the
-    message succeeded, 1 that it ended in another way, and 4 that it has not ended. Exit code 3
-    means that the id is unknown, or that the message keeps no result.
+    message succeeded. Exit code 1 means that it ended in another way. Exit code 4 means that it has
+    not ended. Exit code 3 means that the id is unknown, or that the message keeps no result.
     """
     common = common_options()
     with common.client() as client:

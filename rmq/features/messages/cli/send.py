@@ -42,7 +42,7 @@ def result_fields(result: rmq.SendResult) -> dict[str, Any]:
 
 
 def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return those options that are fields of rmq.Outgoing."""
+    """Return the options that are fields of rmq.Outgoing."""
     options = {
         name: value
         for name, value in given.items()
@@ -117,8 +117,8 @@ def send(
 ) -> None:
     """Send BODY to TOPIC. BODY is JSON; with -, every line of stdin is a BODY.
 
-    Prints the id of the message, or with - the number of messages. Lines are sent in batches of
-    1000, or in smaller batches if the input pauses. Blank lines are skipped. If a line is not
+    Prints the id of the message. With -, prints the number of messages. Lines are sent in batches
+    of 1000, or in smaller batches if the input pauses. Blank lines are skipped. If a line is not
     valid, its batch is not sent, and the error names the last line that was sent. Write -- before a
     BODY that begins with -.
 
@@ -400,7 +400,7 @@ class Stream:
         )
 
     def interrupted(self) -> str:
-        """Return the message to a user who pressed Ctrl-C."""
+        """Return the text that is shown after Ctrl-C."""
         text = f"stopped: {terminal_text.plural(self.sent, 'message')} sent"
         if self.sending:
             text += f" and possibly some of the lines {self.lines[0]} to {self.lines[-1]}"

@@ -129,11 +129,12 @@ class _Change(NamedTuple):
 @click.option("--dry-run", is_flag=True, help="Only show the differences; change nothing.")
 @YES
 def apply(file: str, dry_run: bool, yes: bool) -> None:
-    """Make topics as FILE defines them: TOML or JSON, as `rmq topic export` prints it.
+    """Create and change topics as FILE defines them.
 
-    Shows the differences first. Creates missing topics, and changes settings and schedules that
-    differ. Topics, settings and schedules that FILE does not name are not changed. If a setting
-    cannot be changed, nothing is changed, and the exit code is 2.
+    FILE has TOML or JSON, as `rmq topic export` prints. The command shows the differences first. It
+    creates missing topics, and changes settings and schedules that differ. Topics, settings and
+    schedules that FILE does not name are not changed. If a setting cannot be changed, nothing is
+    changed, and the exit code is 2.
     """
     common = common_options()
     definitions = _read(Path(file))

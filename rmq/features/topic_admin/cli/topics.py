@@ -175,9 +175,9 @@ def set_settings(name: str, **given: Any) -> None:
     """Change settings of topic NAME while it is in use; [defaults] in brackets.
 
     Running programs use the new settings within 30 seconds. A consumer or worker keeps its lease
-    until it is restarted. RMQ refuses a program whose code has another value when it starts, so
-    change the code as well. `rmq topic resize` changes slots, and groups cannot be changed. If the
-    command is interrupted, run it again.
+    until it is restarted. If the code of a program has another value, RMQ refuses the program at
+    its start, so change the code as well. `rmq topic resize` changes slots, and groups cannot be
+    changed. If the command is interrupted, run it again.
     """
     common = common_options()
     changes = _without_none(given)
