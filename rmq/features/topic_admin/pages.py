@@ -315,7 +315,7 @@ def _form(settings: Settings) -> dict[str, str]:
 
 
 def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the form was shown with, as text, or the current settings."""
+    """Return the settings that the form showed, as text, or else the current settings."""
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

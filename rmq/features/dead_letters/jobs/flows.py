@@ -211,7 +211,7 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
 
 
 def active(prefix: str) -> Flow[list[Job]]:
-    """Return the jobs that a process must run. In the list of jobs, mark jobs that have ended."""
+    """Return the jobs that are neither paused nor ended. Mark ended jobs in the list of jobs."""
     key = jobs_key(prefix)
     members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
     found = []
@@ -232,7 +232,7 @@ def active(prefix: str) -> Flow[list[Job]]:
 
 
 def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
-    """Remove a job that is not stored from the list of jobs, unless the job is just starting."""
+    """Remove a job from the list of jobs if it is not stored, unless it is just starting."""
     score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
     now_s = (yield from server_ms("jobs")) // 1000
     if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:
