@@ -20,7 +20,7 @@ __all__ = ["RmqDataSource", "nack", "reject"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import PySpark when a name is first used."""
+    """Import PySpark only when a public name of this package is first used."""
     if name == "RmqDataSource":
         from spark_connector.source import RmqDataSource
 

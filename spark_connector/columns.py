@@ -83,7 +83,7 @@ class Encoded:
         self.name, self.number = name, self._codec.number
 
     def encode(self, body: Any) -> bytes:
-        """Return the body as it is, if the codec can decode it."""
+        """Return the body unchanged, if the codec can decode it."""
         if self.number:
             try:
                 self._codec.decode(body)
@@ -229,7 +229,7 @@ class _Bodies(list[Any]):
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small record batches into batches of the size that is encoded together.
+    """Join small record batches, so that more rows are encoded together.
 
     Spark makes batches of at most 10 000 rows.
     """
@@ -274,7 +274,11 @@ class Rows:
         return self._before + self._rows[max(0, self._bodies.read - 1)] + 1
 
     def push(self, batch: pa.RecordBatch, stage_of: Callable[[str | None], Stage]) -> None:
-        """Put the messages of a batch into the stages of their topics, in slices."""
+        """Add the messages of a record batch to the stages of their topics.
+
+        A stage keeps messages outside of all queues until the commit. The batch is encoded in
+        slices.
+        """
         each = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
         for topic, rows in self._by_topic(batch).items():

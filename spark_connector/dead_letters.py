@@ -1,8 +1,9 @@
-"""Redrive or purge the dead letters in the rows of a write with the option `action`, as jobs.
+"""Redrive or purge dead letters by jobs, for a write with the option `action`.
 
-Tasks check their rows and change nothing. The commit gets the ids from the tasks, and then starts
-and runs the jobs. Each job has a dedup key that belongs to this write, so a repeated commit finds
-the same jobs. If a driver dies, any other process that runs jobs finishes them.
+The rows of the write name the dead letters. Tasks check their rows and change nothing. The commit
+gets the ids from the tasks, and then starts and runs the jobs. Each job has a dedup key that
+belongs to this write, so a repeated commit finds the same jobs. If a driver dies, any other process
+that runs jobs finishes them.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def checked(schema: StructType) -> dict[str, str]:
 
 
 class DeadLetterWriter(DataSourceArrowWriter):
-    """The writer of `df.write` with `action`.
+    """The writer of `df.write` with the option `action`.
 
-    Spark pickles it to the tasks, so it has no connection.
+    Spark pickles this object to the tasks, so it has no connection.
     """
 
     def __init__(self, options: DeadLetterOptions, schema: StructType) -> None:
@@ -111,8 +112,8 @@ class DeadLetterWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Start the jobs and run them one after another. The option `rate` applies to all jobs.
 
-        If the driver crashes, some dead letters may have no job. They are unchanged. Repeat the
-        write to handle them.
+        If the driver crashes, some dead letters may have no job. These dead letters are unchanged.
+        Repeat the write to handle them.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:

@@ -74,7 +74,7 @@ class Stored:
         self._ids, self._records, self._count = ids, records, len(records)
 
     def columns(self) -> dict[str, Callable[[], Any]]:
-        """Return a function for each column that every read has. Calling it makes the column."""
+        """Return the columns that every read has, each as a function that makes the column."""
         return {
             "message_id": self._message_ids,
             "timestamp": self._made_at,
@@ -95,7 +95,7 @@ class Stored:
         """Yield ranges of rows with their messages, each with about `most` bytes of bodies.
 
         Compressed bodies and lists of bodies are counted after they were decompressed or joined. If
-        there are none, all rows are one range, because stored bodies are small.
+        no body is compressed or a list, all rows are one range, because stored bodies are small.
         """
         if not any(map(self._is_packed, self._enveloped)):
             yield 0, self._count, self
@@ -140,7 +140,7 @@ class Stored:
 
     @cached_property
     def _heads(self) -> bytes:
-        """The first BARE bytes of each record, or _NOT_BARE for a shorter record."""
+        """The beginning of each record, BARE bytes long. It is _NOT_BARE for a shorter record."""
         if not self._count:
             return b""
         heads: bytes = pc.binary_slice(self._array, 0, BARE).buffers()[2].to_pybytes()

@@ -2,8 +2,8 @@
 
 A position has the last sequence number of each slot. Spark compares offsets as JSON text, so the
 keys have a fixed order, and an unchanged offset is returned as it was received. The field `held` is
-the number of messages of the batch that ends at the offset. The sequence numbers alone do not give
-it, because they have gaps if a lease has expired.
+the number of messages of the batch that ends at the offset. This number cannot be computed from the
+sequence numbers, because they have gaps if a lease has expired.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
 
 def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Share]:
-    """Return the messages of a topic in a batch as one part per slot."""
+    """Divide the messages of a topic in a batch into one part per slot."""
     return [
         Share(topic, slot, after.get(slot, 0), upto[slot], count)
         for slot, count in sorted(held.items())
@@ -43,7 +43,7 @@ def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Sha
 
 
 def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
-    """Divide a batch among `count` tasks, or among fewer tasks if it has fewer messages.
+    """Divide a batch among at most `count` tasks. A batch with few messages gets fewer tasks.
 
     If sequence numbers of a slot are missing, the slot is not divided, because the positions of its
     messages are unknown.

@@ -56,7 +56,7 @@ class Progress:
     def figures(self, lease: QueryLease) -> dict[str, int]:
         """Return the counts and times of this run, by name.
 
-        The lease also sends them to Redis, so that `Admin.queries` can show them.
+        The query's lease also sends these values to Redis, so that `Admin.queries` can show them.
         """
         return {
             "since_ms": self._since_ms,

@@ -58,7 +58,7 @@ class Condition(NamedTuple):
     values: pa.Array
 
     def fits(self, values: pa.Array) -> pa.Array:
-        """Return for each value whether it meets the condition. A null value never does."""
+        """Return for each value whether it meets the condition. A null value never meets it."""
         if self.kind == "In":
             fits = pc.is_in(values, value_set=self.values)
         else:
@@ -71,9 +71,9 @@ class Pushdown:
 
     By default, spark.sql.python.filterPushdown.enabled is false. Spark then refuses every read
     whose class overrides `pushFilters`, although a read without filters works and is only slower.
-    Spark detects an override by comparing the attribute `__func__` with the one of the base class.
-    So an object of this class has the `__func__` of the base class, and does not look like an
-    override.
+    To detect an override, Spark compares the attribute `__func__` with the same attribute of the
+    base class. So an object of this class has the `__func__` of the base class, and does not look
+    like an override.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0
@@ -152,7 +152,7 @@ def rows_that_fit(
 ) -> list[int]:
     """Return the rows of a queue's page that meet the conditions.
 
-    Only columns with conditions are made.
+    Only the columns that have conditions are computed.
     """
     masks = []
     for each in conditions:

@@ -63,7 +63,7 @@ class QueryLease:
     ) -> None:
         """Prepare the lease without a call to Redis.
 
-        The renewing thread calls `orphaned` when the JVM has ended.
+        The thread that renews the lease calls `orphaned` when the JVM has ended.
         """
         self._options = options
         self._jvm = os.getppid()
@@ -111,7 +111,7 @@ class QueryLease:
         return [name for name in known if pattern.fullmatch(name)]
 
     def check(self) -> None:
-        """Raise the error that ended the query, if the renewing thread has met one.
+        """Raise the error with which the renewing thread ended the query, if there is one.
 
         Raises:
             QueryOwned: Another driver has taken over the query.
@@ -328,12 +328,12 @@ class QueryLease:
                     return
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
-        """Return whether a task has read messages of a slot with a number above `since`."""
+        """Return whether a task has read messages of a slot after the sequence number `since`."""
         handed = partial(self.query(topic).handed, slot)
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
     def settle(self, end: Offset) -> int:
-        """Settle the batch that ends at `end`. Return how many messages could not be settled."""
+        """Settle the batch up to the offset `end`. Return the number of messages not settled."""
         missing = bytes_read = 0
         for topic, at in end.topics.items():
             if topic in self.lost:
@@ -356,7 +356,7 @@ class QueryLease:
         return missing
 
     def again(self, end: Offset) -> None:
-        """Let the query receive the batch that ends at `end` again, as its next batch."""
+        """Let the query receive the batch up to the offset `end` again, as its next batch."""
         for topic, at in self._present(end):
             self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 

@@ -133,7 +133,7 @@ def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[
 def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
     """Join pages into larger blocks, because many small batches are slow.
 
-    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or it is a single page.
+    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, unless a single page is larger.
     """
     waiting: list[QueueBlock] = []
     rows = size = 0

@@ -1,8 +1,8 @@
-"""Reject or nack single messages of a batch whose rows failed: `reject` and `nack`.
+"""Reject or nack single messages of a Spark batch, because their rows failed.
 
-Both functions are called in `foreachBatch` and run in tasks. RMQ records each such message in the
-query's log. So each message is taken out of the batch once, even if the batch is replayed, a task
-is repeated, or a second driver runs. The other messages of the batch are settled as usual.
+`reject` and `nack` are called in `foreachBatch` and run in tasks. RMQ records each such message in
+the query's log. So each message is taken out of the batch once, even if the batch is replayed, a
+task is repeated, or a second driver runs. The other messages of the batch are settled as usual.
 """
 
 from __future__ import annotations

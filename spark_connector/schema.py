@@ -165,7 +165,7 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 
 
 class Batches:
-    """Makes record batches of one schema. Create it in the task that uses it.
+    """Makes record batches of one schema. Create the object in the task that uses it.
 
     `query` is the name of a streaming query's run, or None. `conditions` are conditions that rows
     of a queue must meet.
@@ -250,7 +250,7 @@ class Batches:
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:
-    """Repeat each value for the rows of its block. If all values are equal, return one."""
+    """Repeat each value for the rows of its block, or return a single value if all are equal."""
     if values.count(values[0]) == len(values):
         return values[0]
     return list(chain.from_iterable(map(repeat, values, counts)))

@@ -1,16 +1,16 @@
-"""The data source `rmq` of Spark.
+"""Define the data source `rmq` of Spark.
 
 Name:
     rmq
 Schema:
     message_id, topic, slot, value, timestamp, priority, attempt and more, see docs/spark.md. The
-body is `value`, as its producer's codec wrote it.
+    column `value` is the body, as its producer's codec wrote it.
 Options:
     url, subscribe, and the options in `spark_connector.options`, each with its unit and default.
 Guarantee:
-    A streaming read settles a batch after Spark has committed it, and replays it exactly until
-    then. With a sink that recognizes repeated batches, each message is processed exactly once. A
-    batch read receives nothing.
+    A streaming read settles a batch after Spark has committed it. Until then, the read can replay
+    the batch exactly. With a sink that recognizes repeated batches, each message is processed
+    exactly once. A batch read receives no message.
 
     from spark_connector import RmqDataSource
 
@@ -55,8 +55,8 @@ class RmqDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns. A batch read has more columns than a streaming read.
 
-        Spark does not say which of the two it wants. An option that exists only for batch reads
-        means a batch read.
+        Spark does not say which kind of read it wants. If the read has an option that exists only
+        for batch reads, it is a batch read.
         """
         from spark_connector import options, schema
 

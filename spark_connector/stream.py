@@ -139,7 +139,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the default limit of a batch.
 
-        With this limit, Spark passes `ReadAllAvailable` only with Trigger.Once.
+        With this limit, Spark passes the limit `ReadAllAvailable` only with Trigger.Once.
         """
         return ReadMaxRows(self._options.most)
 
@@ -152,7 +152,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _subscribed(self, lease: QueryLease, known: Offset | None) -> list[str]:
         """Return the topics to read.
 
-        If an offset is given in `known`, its topics must be among them.
+        If `known` is an offset, all its topics must still be among the topics to read.
 
         Raises:
             TopicNotFound: A topic of the checkpoint is gone, and onTopicLoss is `fail`.
@@ -223,7 +223,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Read from Redis which messages the query holds that come after the offset in `known`.
+        """Read from Redis which messages the query holds after the offset `known`.
 
         The first call reads all topics. Later calls read only new topics.
         """
@@ -335,7 +335,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics[1] if self._topics else []
 
     def _finish_taking(self) -> dict[str, Numbers]:
-        """Wait until the background thread has taken messages. Return the newest numbers."""
+        """Wait until the background thread has taken messages.
+
+        Return the newest sequence numbers that were taken, by topic and slot.
+        """
         if self._taking is not None:
             taking, self._taking = self._taking, None
             found = taking.result()
@@ -423,8 +426,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return whether Spark must write the run's name to its log before any message is taken.
 
         A new query begins with an empty batch, whose offset has the name of the run. Without this
-        batch, a crash between the first take and Spark's log would leave messages waiting until
-        their lease ends. Trigger.Once has only one batch, so that wait is accepted.
+        batch, Spark could crash after messages were taken, but before the name is in its log. These
+        messages would then wait until their lease ends. Trigger.Once has only one batch, so RMQ
+        accepts this wait there.
         """
         if known.run != self._new_run or self._announced or isinstance(limit, ReadAllAvailable):
             return False
@@ -441,7 +445,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the figures that Spark shows as the latest offset in the progress of the query.
 
-        They are the number of waiting messages, by topic and slot, and the counts of this run.
+        The figures are the number of waiting messages, by topic and slot, and the counts of this
+        run.
         """
         if self._query_lease is None or not self._begun:
             return None
@@ -509,7 +514,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_progress(self, since: Offset) -> None:
         """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
 
-        Between two batches of a run, Spark always calls `commit`, unless this option is on.
+        Between two batches of a run, Spark always calls `commit`, unless asynchronous progress
+        tracking is on.
 
         Raises:
             ConfigurationError: Spark has not committed the previous batch.
@@ -665,7 +671,7 @@ def _stop_on_sigterm() -> bool:
 
 
 def _terminate() -> None:
-    """End this process like a clean stop, even in the middle of a call."""
+    """End this process in the same way as a clean stop, even in the middle of a call."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,8 +1,9 @@
 """Write batches and streams: tasks stage their rows, and the commit publishes them.
 
-Only the stages of successful tasks are published. The stage of a failed task is not published, and
-neither is the stage of a repeated task whose result Spark does not use. A batch of a query is
-published once. RMQ records published batches, and finishes an interrupted batch with the same rows.
+A stage keeps rows in Redis where no consumer receives them. Only the stages of successful tasks are
+published. The stage of a failed task is not published, and neither is the stage of a repeated task
+whose result Spark does not use. A batch of a query is published once. RMQ records published
+batches, and finishes an interrupted batch with the same rows.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ def _sink(
 
 
 class _Sink:
-    """The common part of both writers. Spark pickles it to the tasks, so it has no connection."""
+    """The common part of both writers. Spark pickles this object, so it has no connection."""
 
     def __init__(self, options: SinkOptions, fields: dict[str, str]) -> None:
         self.options = options
         self.fields = fields
 
     def topic(self, client: rmq.Client, name: str) -> rmq.Topic:
-        """Return an object for a topic to write to."""
+        """Return the topic with this name. It uses the codec of the write."""
         return client.topic(name, codec=columns.Encoded(self.options.codec))
 
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
@@ -134,7 +135,7 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
 
 
 class RmqWriter(DataSourceArrowWriter):
-    """The writer of `df.write`. It publishes the rows of all tasks after all have succeeded."""
+    """The writer of `df.write`. It publishes the rows after all tasks have succeeded."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
@@ -146,8 +147,8 @@ class RmqWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the staged rows.
 
-        A crash may leave only a part published. If the write has a query and a batch number,
-        repeating it publishes the rest.
+        After a crash, only a part of the rows may be published. If the write has a query and a
+        batch number, a repeated write publishes the other rows.
         """
         options = self._sink.options
         self._sink.publish(_written(messages), options.query, options.batch)

@@ -1,4 +1,4 @@
-"""Hold the findings of an audit: totals, limited lists, a timeline, and the verdict."""
+"""Hold the findings of an audit: totals, lists of messages, a timeline, and the verdict."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Findings:
 
         The audit has no verdict if the ledger or the delivery log is empty, because then no message
         or every message looks lost. If some rows are unreadable, the audit can still find faults in
-        the other rows, but cannot say that there are none.
+        the other rows. But if it finds no fault there, it has no verdict.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED
@@ -148,7 +148,7 @@ class Findings:
         return f"Found: {', '.join(counts)}."
 
     def document(self) -> dict[str, Any]:
-        """Return the totals for JSON, without the lists."""
+        """Return the totals as a document for JSON, without the lists of messages."""
         return {
             "verdict": ("clean", "faulty", "usage", "undecided")[self.code],
             "found": self.found(),

@@ -37,7 +37,10 @@ _COUNT: Final = [
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the numbered rows of a ledger, with the columns that identify the producer's count.
+    """Return the rows of a ledger that have a sequence number, with the count of each row.
+
+    A count is a producer's sequence of numbers. It is identified by topic, producer, slot and
+    epoch.
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
@@ -72,7 +75,7 @@ def gaps(
     Args:
         rows: Rows as `numbered` returns them.
         horizon_ms: End of the judged time, epoch ms.
-        hold: Function that keeps a small table while the result is read.
+        hold: Function that stores a small table in Spark until the result has been read.
 
     Returns:
         None if no row has a sequence number.
@@ -140,9 +143,9 @@ def _blocks(rows: DataFrame) -> DataFrame:
 
 
 def _restarted(blocks: DataFrame) -> DataFrame:
-    """Return the counts that began again at their lowest number, with this number.
+    """Find the counts that began again at their lowest number. Return them with this number.
 
-    Only counts without epochs are examined.
+    A count is a producer's sequence of numbers. Only counts without epochs are examined.
     """
     counts = blocks.filter("epoch = ''").groupBy(*_COUNT).agg(
         F.min("low").alias("base"),
@@ -155,7 +158,7 @@ def _restarted(blocks: DataFrame) -> DataFrame:
 
 
 def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
-    """Return the rows of restarted counts, each with its epoch."""
+    """Return the rows of the counts that began again, and add the epoch of each row."""
     restarted_rows = rows.join(F.broadcast(restarted), _COUNT)
     starts = (
         restarted_rows.filter(F.col("seq") == F.col("base"))

@@ -20,7 +20,8 @@ class Summary(NamedTuple):
     Attributes:
         rows: Number of readable rows.
         unreadable: Number of rows without an id, a topic or a time.
-        settled: Number of readable rows up to the horizon, or 0 if the caller gave no horizon.
+        settled: Number of readable rows that are old enough to be judged: not later than the
+            horizon. It is 0 if the caller gave no horizon.
         first_ms: Oldest time, epoch ms, or None if no row has a time.
         last_ms: Newest time, epoch ms, or None if no row has a time.
         producers: Approximate number of producers, within a few percent.

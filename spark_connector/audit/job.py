@@ -113,7 +113,7 @@ def audit(
 
 
 class _Checked(NamedTuple):
-    """The three inputs in the columns of `inputs`, limited to the topics to audit."""
+    """The three inputs with the columns that `inputs` defines, limited to the topics to audit."""
 
     ledger_name: str
     sent: DataFrame

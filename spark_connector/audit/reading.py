@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place(option: str, given: str, live: bool = False) -> Place:
-    """Parse `FORMAT:PATH`.
+    """Parse an input that is given as `FORMAT:PATH`.
 
     Raises:
         UsageError: The path is missing, or the format is not allowed.
@@ -111,7 +111,7 @@ def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> Data
 
 
 def live(spark: SparkSession, url: str, prefix: str, topic: str) -> DataFrame:
-    """Read the queues of a topic now.
+    """Return the messages that are in the queues of a topic now.
 
     Raises:
         rmq.RMQError: An option is wrong.

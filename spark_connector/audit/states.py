@@ -131,7 +131,7 @@ def _status(horizon_ms: int) -> Column:
 def _twice() -> Column:
     """Return whether a message was acked more than once.
 
-    Equal rows count once, because they show that a log was read twice.
+    Two equal rows show that a log was read twice, so they count as one ack.
     """
     return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 
