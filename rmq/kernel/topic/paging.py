@@ -43,7 +43,7 @@ class Span(NamedTuple):
         slot: Index of the slot.
         low: Smallest score.
         high: Score at which the next part begins. This part has only smaller scores.
-        messages: Number of messages when the queue was divided into parts.
+        messages: Number of messages at the time when the queue was divided into parts.
     """
 
     slot: int
@@ -60,7 +60,7 @@ class Cursor(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some messages of a span, which is a part of a queue.
+    """Some messages of a part of a queue.
 
     Attributes:
         messages: Messages in the order of their scores.
@@ -76,7 +76,10 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
 
 
 def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[list[Span]]:
-    """Divide a queue of a slot into parts of about the same size. A small queue has fewer parts."""
+    """Divide a queue of a slot into parts of about the same size.
+
+    A small queue gets fewer parts than requested.
+    """
     queue = parse_queue(queue)
     pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
     yield from opening.ensure_open(context, create=False)
@@ -106,7 +109,7 @@ def page(
 ) -> Flow[Page]:
     """Read the next messages of a part of a queue.
 
-    If `raw` is True, messages have records in place of decoded bodies.
+    If `raw` is True, the bodies are not decoded: each message has its stored record instead.
     """
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
@@ -138,9 +141,9 @@ class QueueBlock(NamedTuple):
         queue: store, prepare, dead or trash.
         slot: Index of the slot.
         newest: Acceptance number of the slot's newest message.
-        max_retries: The topic's setting.
+        max_retries: Value of the topic's setting `max_retries`.
         ids: Ids of the messages, 16 bytes each, concatenated.
-        scores: Scores in the queue.
+        scores: Scores of the messages in the queue.
         records: Envelope and body as stored in Redis, or empty if the record is missing.
         failures: Failure entries, or empty for a message that never failed.
         lease_ends: End of the shared lease in epoch ms, or None if the delivery has no shared
@@ -176,7 +179,7 @@ class QueueBlock(NamedTuple):
         )  # fmt: skip
 
     def part(self, start: int, stop: int) -> QueueBlock:
-        """Return the rows from `start` up to `stop`, without the row at `stop`."""
+        """Return the messages from position `start` up to, but without, position `stop`."""
         return self._replace(
             ids=self.ids[start * ID_BYTES : stop * ID_BYTES],
             scores=self.scores[start:stop],
@@ -186,7 +189,7 @@ class QueueBlock(NamedTuple):
         )
 
     def only(self, rows: Sequence[int]) -> QueueBlock:
-        """Return the messages of the given rows."""
+        """Return the messages at the given positions."""
         return self._replace(
             ids=b"".join(self.ids[row * ID_BYTES : (row + 1) * ID_BYTES] for row in rows),
             scores=[self.scores[row] for row in rows],
@@ -196,7 +199,7 @@ class QueueBlock(NamedTuple):
         )
 
     def last_failures(self) -> list[Failure | None]:
-        """Return the last failure of each message."""
+        """Return the last failure of each message, or None for a message that never failed."""
         return [failure.decode(entry) if entry else None for entry in self.failures]
 
     def attempts(self) -> list[tuple[Attempt, ...]]:
@@ -221,10 +224,12 @@ class QueueBlock(NamedTuple):
         return [int(score) if score >= TIMED_MIN else 0 for score in self.scores]
 
     def leases_until_ms(self) -> list[int | None] | None:
-        """Return when the lease of each message in flight ends, or None for an unknown end.
+        """Return when the lease of each message in flight ends, in epoch ms.
 
-        For messages in the trash, return the times at which they are dropped. For other queues,
-        return None.
+        An item is None if the end is unknown.
+
+        For messages in the trash, the times say when they are dropped. For other queues, return
+        None.
         """
         if self.queue == "prepare":
             return [
@@ -236,23 +241,23 @@ class QueueBlock(NamedTuple):
         return None
 
     def held_by_query(self) -> list[bool]:
-        """Return for each message in flight whether a query has received it."""
+        """Return for each message in flight whether it is in flight for a query."""
         return [score >= HELD_MIN for score in self.scores]
 
 
 class SpanReader:
     """Reads a part of a queue page by page.
 
-    After an error, the next call continues after the last page.
+    After an error, you may call `read` again. It continues after the last page.
 
     Args:
         keys: Keys of the slot.
         queue: store, prepare, dead or trash.
-        span: A span of that slot.
-        max_retries: The topic's setting.
+        span: Part of the queue, as `spans` returned it for this slot.
+        max_retries: Value of the topic's setting `max_retries`.
         rows: Maximum number of messages per page, 1 to 1000.
         bodies: Whether to fetch large bodies. A page ends when its bodies reach LARGE_BYTES.
-        records: Whether to read records.
+        records: Whether to read the stored records of the messages.
     """
 
     def __init__(
@@ -304,14 +309,16 @@ class SpanReader:
 
 
 class QueuePart(NamedTuple):
-    """A part of a queue, for a reader that has not opened the topic, such as a task of Spark.
+    """A part of a queue, with all that a reader needs to read it.
+
+    The reader needs no settings of the topic. An example is a task of Spark.
 
     Attributes:
         prefix: Prefix of all keys.
         topic: Name of the topic.
         queue: store, prepare, dead or trash.
-        span: A span that `Admin.spans` returned.
-        max_retries: The topic's setting.
+        span: Range of scores, as `Admin.spans` returned it.
+        max_retries: Value of the topic's setting `max_retries`.
     """
 
     prefix: str
@@ -324,12 +331,14 @@ class QueuePart(NamedTuple):
 def open_queue(
     transport: Transport, part: QueuePart, rows: int, bodies: bool = True, records: bool = True
 ) -> Callable[[], QueueBlock | None]:
-    """Return a function that reads the next page of a part of a queue, or None at the end.
+    """Return a function that reads a part of a queue page by page.
 
-    After an error, the function continues after the last page.
+    The function returns None after the last page.
+
+    If it raises an error, you may call it again.
 
     Args:
-        transport: Transport of a client. The topic need not be open.
+        transport: Transport of a client, which sends the commands.
         part: Part of the queue.
         rows: Maximum number of messages per page, 1 to 1000. A page ends after 4 MiB of records
             or 16 MiB of large bodies.

@@ -1,4 +1,4 @@
-"""Read messages of a topic: one message, a page of a queue, or large bodies of records.
+"""Read messages of a topic: one message, or a page of a queue, with their large bodies.
 
 Each call keeps Redis busy for a few milliseconds at most. Large bodies are read by plain commands,
 as `rmq.kernel.core.record` explains.
@@ -48,10 +48,10 @@ def messages_of(
 ) -> list[Message]:
     """Convert entries of a queue to messages.
 
-    The attribute `unreadable` of a message says what cannot be read.
+    If a part of a message cannot be read, its attribute `unreadable` says so.
 
-    If `raw` is True, messages have records in place of decoded bodies. The decompressed bodies of
-    all messages together are limited to the size of one body.
+    If `raw` is True, the bodies are not decoded: each message has its stored record instead. The
+    decompressed bodies of all messages together may be as large as the limit for one body.
     """
     shared = SharedLimit()
     return [_message_of(member, max_retries, None if raw else shared) for member in members]
@@ -124,7 +124,7 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
 
 
 def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
-    """Return a message with its offloaded body, if this process can read the body."""
+    """Read the body of a message from the object store, if this process can."""
     with suppress(DecodeError):
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
@@ -138,7 +138,7 @@ def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-    """Replace the references in messages of queues by the large bodies."""
+    """Read large bodies, and put them into messages in place of the references."""
     by_slot: dict[int, list[int]] = {}
     for at in record.positions([member.record for member in members]):
         by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
@@ -155,9 +155,9 @@ def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[
 
 
 class CallSize:
-    """Chooses the number of messages for the next call: few at first, then about 256 KiB.
+    """Chooses how many messages the next call reads: few at first, then about 256 KiB.
 
-    The size is limited because Redis serves no other client while it answers a call.
+    The size is limited because Redis serves no other client during a call.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -165,15 +165,15 @@ class CallSize:
         self.count = min(self._most, FIRST_CALL)
 
     def learn(self, members: Sequence[QueueMember]) -> None:
-        """Choose the number for the next call by the average size of these messages."""
+        """Choose the number for the next call by the average size of the messages just read."""
         size = sum(len(m.record) + len(m.failure) for m in members) // len(members)
         self.count = min(self._most, self.count * 4, max(1, CALL_BYTES // (size + 1)))
 
 
 class MemberPage(NamedTuple):
-    """A page of a queue.
+    """A page of a queue, and where the next page begins.
 
-    The next page begins at score `edge` and skips the first `skip` messages with that score.
+    The next page begins at the score in `edge`. It skips the first `skip` messages with this score.
     """
 
     members: list[QueueMember]
@@ -186,10 +186,10 @@ def next_page(
 ) -> Flow[MemberPage]:
     """Read a page of a queue between two scores.
 
-    Messages with the first score are skipped, as many as `skip` says.
+    The first `skip` messages with the first score are left out.
 
-    The next page begins at the last score of this page, so that Redis need not step over all
-    earlier messages. Few messages share a score.
+    The next page begins at the last score of this page, so Redis need not step over all earlier
+    messages. Few messages have the same score.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
@@ -202,7 +202,7 @@ def next_page(
 
 
 def marks_of(member: QueueMember) -> dict[str, str | None]:
-    """Return the type and the group of a message, or nothing if its record cannot be read."""
+    """Return the type and the group of a message, or {} if its record cannot be read."""
     try:
         headers = record.read(member.record).headers
     except DecodeError:
@@ -214,10 +214,10 @@ FETCH_BYTES = 4 * 1024 * 1024  # bodies in one command, so that Redis is not bus
 
 
 def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flow[list[bytes]]:
-    """Return the records of one slot with their bodies.
+    """Read the large bodies of records of one slot, and return the complete records.
 
-    If a body is gone, the record is returned unchanged and cannot be read. Either the message was
-    settled after its record was read, or another program has removed the body.
+    If a body is gone, its record is returned unchanged, and cannot be decoded. A body is gone if
+    the message was settled in the meantime, or if another program removed it.
     """
     whole, left = list(records), record.positions(records)
     while left:
@@ -235,7 +235,7 @@ def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flo
 
 
 class ScoreRange(NamedTuple):
-    """Smallest and largest score for ZRANGEBYSCORE, and the direction of reading."""
+    """A range of scores as arguments of ZRANGEBYSCORE, and the direction of reading."""
 
     low: str
     high: str
@@ -243,7 +243,10 @@ class ScoreRange(NamedTuple):
 
 
 class MemberPosition(NamedTuple):
-    """A position in a queue, after a message. Messages with equal scores are ordered by name."""
+    """The position after a message in a queue.
+
+    Messages with equal scores are ordered by their names in Redis.
+    """
 
     score: float
     member: bytes
@@ -254,11 +257,11 @@ PRIORITIES = ScoreRange("17", f"({PRIORITY_END}", True)
 
 
 def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequence[ScoreRange]:
-    """Return ranges of scores in the order in which a queue is shown.
+    """Return ranges of scores in the order in which a queue is shown to people.
 
-    The StoreQueue (the waiting messages) is shown in the order of delivery: due messages, messages
-    with priorities, retries. After these, messages that wait in groups and messages that are due
-    later are shown.
+    Waiting messages (the StoreQueue) are shown in the order of delivery: due messages, messages
+    with priorities, retries. Messages that are held back by their group come next, and messages
+    with a future due time come last.
     """
     if queue != "store":
         return ALL
@@ -275,7 +278,7 @@ class SlotReader:
     """Reads messages of a slot's queue, from the beginning or after a position.
 
     Attributes:
-        calls: Number of calls of Redis.
+        calls: Number of calls of Redis so far.
     """
 
     def __init__(
@@ -322,7 +325,7 @@ class SlotReader:
         return []
 
     def _is_before(self, member: QueueMember, down: bool) -> bool:
-        """Whether a message is at the start position, or before it."""
+        """Return whether a message is at the start position, or before it."""
         if self._after is None or member.score != self._after.score:
             return False
         name = member_of(member.id)

@@ -1,4 +1,7 @@
-"""Read the samples of a topic's counts that `rmq server` has stored (`kernel/core/history.py`)."""
+"""Read the samples of a topic's counts that `rmq server` has stored.
+
+`kernel/core/history.py` describes the samples.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ READ = "history"  # name in errors
 def stored(
     context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
 ) -> Flow[list[Figures]]:
-    """Return the stored samples of a topic since a time, from the given rings.
+    """Return the stored samples of a topic since a time.
 
-    The samples are not sorted, and some may be duplicates.
+    They come from the given rings, each of which has samples of one resolution.
+
+    The samples are not sorted. The same sample may occur twice.
     """
     created_ms = int(context.identity) // 1000
     found: list[Figures] = []
@@ -40,12 +45,13 @@ def stored(
 def before(
     context: TopicContext, now_ms: int, *windows_ms: int
 ) -> Flow[tuple[Figures | None, ...]]:
-    """Return for each age the newest sample of at least this age.
+    """Return a topic's sample of some time ago, for each of the given times.
 
-    If all samples are younger, the oldest sample is returned.
+    The result for an age is the newest sample that is at least as old. If all samples are younger,
+    it is the oldest sample.
 
     Args:
-        context: The topic, which must be open.
+        context: The topic, whose settings must have been read.
         now_ms: Current time in epoch ms, by Redis' clock.
         windows_ms: Ages in ms.
     """

@@ -1,9 +1,9 @@
-"""The list of topics that have schedules, so that an idle scheduler reads no other topic.
+"""Keep the list of topics that have schedules, so that a scheduler reads no other topics.
 
-An entry has the name of a topic, the topic's stamp, and a generation. The generation counts how
-often the topic has lost its last schedule. A schedule is stored in two steps. First the entry is
-added to the list. Then the schedule is stored, if the generation has not changed. Therefore each
-topic with schedules is listed, and an entry of an earlier generation can be removed at any time.
+An entry has the name of a topic, its creation time, and a generation. The generation counts how
+often the topic has lost its last schedule. A schedule is stored in two steps: first the entry is
+added to the list, then the schedule is stored if the generation has not changed. So each topic with
+schedules is in the list, and an entry of an earlier generation can be removed at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # names i
 
 
 class Listed(NamedTuple):
-    """An entry of the list of topics that have schedules."""
+    """An entry in the list of topics that have schedules."""
 
     topic: str
     created: bytes
@@ -33,20 +33,29 @@ class Listed(NamedTuple):
 
 
 def add(context: TopicContext, generation: bytes) -> Flow[None]:
-    """Add a topic to the list of topics that have schedules. The topic must be open."""
+    """Add a topic to the list of topics that have schedules.
+
+    The topic's settings must have been read.
+    """
     entry = Listed(context.name, context.created, generation)
     yield RawCommand(ADD, "SADD", scheduled_key(context.prefix), entry.pack())
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return all entries of the list. Members that are not valid entries are left out."""
+    """Return the topics that have schedules, from their list.
+
+    Invalid entries are left out.
+    """
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
     entries = [_ENTRY.fullmatch(member) for member in members]
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]
 
 
 def relist(context: TopicContext) -> Flow[None]:
-    """List an open topic that has schedules again if another program has removed it."""
+    """Add a topic to the list again if it has schedules.
+
+    This repairs a list that another program has changed.
+    """
     keys = context.slots[0]
     if (yield RawCommand(READ, "EXISTS", keys.schedule_times)):
         (generation,) = yield RawCommand(READ, "HMGET", keys.schedules, "generation")
@@ -61,6 +70,6 @@ def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:
 
 
 def remove_topic(context: TopicContext) -> Flow[None]:
-    """Remove a topic that is being deleted from the list of topics with schedules."""
+    """Remove a topic from the list of topics with schedules, because the topic is being deleted."""
     listed = yield from read(context.prefix)
     yield from remove(context.prefix, [each for each in listed if each.topic == context.name])

@@ -1,4 +1,4 @@
-"""Commands for topics and slots that are used by several packages."""
+"""Build commands for topics and slots that several packages of RMQ use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STATS = (
 
 
 class QueueMember(NamedTuple):
-    """A message of a queue, as the scripts `get` and `peek` return it."""
+    """A message in a queue, as the scripts `get` and `peek` return it."""
 
     queue: str  # store, prepare, dead or trash
     id: bytes
@@ -61,14 +61,14 @@ class QueueMember(NamedTuple):
 
 
 class SlotCounts(NamedTuple):
-    """The whole reply to the script `stats`."""
+    """The complete reply of the script `stats`, with the counts of lateness."""
 
     counts: dict[str, int]  # by the names of STATS
     lateness: Counts
 
 
 class LocateReply(NamedTuple):
-    """The reply to the script `locate`: counts of the slot, and a letter for each message."""
+    """The reply to the script `locate`: the slot's counts, and a one-letter code for each id."""
 
     newest: int  # acceptance number of the slot's newest message
     waiting: int
@@ -77,11 +77,11 @@ class LocateReply(NamedTuple):
 
 
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
-    """Count the messages of a slot that have a due time, by the time until they are due.
+    """Count the messages of a slot that have a due time, by how soon they are due.
 
-    The steps are ascending times from now, in ms. The result has a count for each step, and a last
-    count for messages that are due later. A message is counted at the first step by which it is
-    due.
+    The steps are ascending times from now, in ms. A message is counted at the first step by which
+    it is due. The result has a count for each step, and a last count for all messages that are due
+    later.
     """
     return Command(
         script_loader.load("due_counts"),
@@ -128,7 +128,10 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
 
 
 def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
-    """Find the queues of up to 1000 messages of one slot, and count the messages of the slot."""
+    """Find out in which queue each of up to 1000 messages of a slot is.
+
+    Also count the messages of the slot.
+    """
     return Command(
         script_loader.load("locate"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
@@ -148,7 +151,10 @@ def peek(
     limit: int = 100,
     records: bool = True,
 ) -> Command[list[QueueMember]]:
-    """Read a page of one queue of a slot. Read the records of its messages if `records` is True."""
+    """Read a page of one queue of a slot.
+
+    The stored records of the messages are included if `records` is True.
+    """
 
     def parse(reply: list[Any]) -> list[QueueMember]:
         newest, *columns = _columns_of(reply)
@@ -175,7 +181,7 @@ def purge(
     limit: int = 1000,
     ids: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Delete a page of waiting messages or dead letters. Return their number."""
+    """Delete some waiting messages or dead letters of a slot. Return their number."""
     return Command(
         script_loader.load("purge"),
         (
@@ -205,12 +211,11 @@ def cancel(
         keys: Keys of the slot.
         session: Replay session of the call.
         ids: Ids of the messages, 1 to 200.
-        running: Whether the messages may be in flight.
-        receipt: Score of a receipt. Only a delivery with this score is cancelled. Default: any
-            delivery.
+        running: Whether to request the cancellation of messages that are in flight.
+        receipt: Score of a receipt: only this delivery is cancelled. Default: any delivery.
 
     Returns:
-        A character for each id, as lua/cancel.lua describes.
+        A one-letter code for each id, as lua/cancel.lua describes.
     """
     score = b"" if receipt is None else repr(receipt).encode()
     return Command(
@@ -249,13 +254,16 @@ def _columns_of(reply: list[Any]) -> PeekColumns:
 def peek_columns(
     keys: SlotKeys, queue: str, low: str, high: str, offset: int, limit: int, records: bool
 ) -> Command[PeekColumns]:
-    """Read a page as `peek` does, but as columns."""
+    """Read a page of one queue of a slot, as columns."""
     command = peek(keys, queue, low=low, high=high, offset=offset, limit=limit, records=records)
     return Command(command.script, command.keys, command.args, _columns_of)
 
 
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:
-    """Return the counts of a slot. STATS has the names of the counts."""
+    """Return the counts of a slot.
+
+    The constant STATS has the names of the counts.
+    """
     return Command(
         script_loader.load("stats"),
         (
@@ -269,7 +277,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
 
 
 def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
-    """Return the counts of a slot, and its counts of deliveries by lateness.
+    """Return the counts of a slot, and how late its deliveries were, as a histogram.
 
     Consumers report the lateness of deliveries with the script `lateness_report`.
     """
@@ -283,7 +291,10 @@ def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
 
 
 class TopicReply(NamedTuple):
-    """The reply to the scripts topic, topic_set, topic_pause, topic_resume and topic_resize."""
+    """The reply to the script `topic`, and to the scripts that change a topic.
+
+    These scripts are `topic_set`, `topic_pause`, `topic_resume` and `topic_resize`.
+    """
 
     state: int  # 1 created or changed, 0 unchanged, -1 missing, -2 changed by another client
     kept: dict[str, str]  # settings in Redis, with `created`, `revision` and `deleting`
@@ -294,7 +305,7 @@ class SlotDeleteReply(NamedTuple):
 
     Attributes:
         state: 1 if the slot was deleted, 0 if not, -1 if the slot belongs to a newer topic. -2 if
-            the slot was not deleted because a store has bodies of its messages.
+            the slot was not deleted because an object store has bodies of its messages.
     """
 
     state: int
@@ -313,9 +324,9 @@ def _topic_reply(reply: list[Any]) -> TopicReply:
 
 
 def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
-    """Create a topic with the context's settings if it is missing.
+    """Create a topic if it does not exist, and return its settings.
 
-    If `create` is None, only read the settings.
+    If `create` is None, the topic is not created.
     """
     return Command(
         script_loader.load("topic"),
@@ -328,9 +339,10 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
 def topic_resize(
     context: TopicContext, revision: int, values: Mapping[str, str]
 ) -> Command[TopicReply]:
-    """Change fields about the slots of a topic, if the revision of its settings is unchanged.
+    """Change fields about the slots of a topic, unless its settings have changed meanwhile.
 
-    An empty value removes a field. The states in the reply are the states of the script topic_set.
+    An empty value removes a field. The `state` in the reply has the same meaning as in the reply of
+    the script `topic_set`.
     """
     return Command(
         script_loader.load("topic_resize"),
@@ -343,7 +355,7 @@ def topic_resize(
 def slot(
     context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
-    """Write the settings of a topic to a slot, unless the slot already has this revision."""
+    """Write the settings of a topic to a slot, unless the slot already has this version of them."""
     return Command(
         script_loader.load("slot"),
         (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),

@@ -1,7 +1,8 @@
-"""Replay sessions: a command that is sent twice with the same session and number is executed once.
+"""Number commands, so that Redis executes a command once even if it is sent twice.
 
 A replay session is a name under which one caller at a time sends numbered commands to a slot. The
-slot remembers the last number and its reply (`lua/lib/replay.lua`).
+slot remembers the last number and its reply (`lua/lib/replay.lua`). If the same number comes again,
+the slot returns this reply.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rmq.kernel.core import process
 
 
 class ReplaySession:
-    """The name of a session, and the sequence number of the last command sent in this session.
+    """The name of a replay session, and the number of the last command that was sent with it.
 
     Attributes:
         call: Name and number of the current command, as an argument of a script.
@@ -35,7 +36,9 @@ class ReplaySession:
 
 
 class ReplaySessions:
-    """The replay sessions of one client. No two commands use a session at the same time.
+    """The replay sessions of one client.
+
+    No two commands use the same session at the same time.
 
     A forked child starts its own sessions. If a child used a session of its parent, the child would
     receive replies to the parent's commands.
@@ -55,7 +58,7 @@ class ReplaySessions:
 
     @contextmanager
     def borrowed(self) -> Iterator[ReplaySession]:
-        """Use a session for one command, with its next number."""
+        """Provide a session, with its next number, for one command in a `with` block."""
         session = self.take()
         try:
             yield session
@@ -63,7 +66,10 @@ class ReplaySessions:
             self.give(session)
 
     def take(self) -> ReplaySession:
-        """Return a session with its next number for one command. Give it back with `give`."""
+        """Return a session, with its next number, for one command.
+
+        Give the session back with `give`.
+        """
         if self._generation != process.generation:
             self._start()
         try:
@@ -75,7 +81,7 @@ class ReplaySessions:
         return session
 
     def give(self, *sessions: ReplaySession) -> None:
-        """Make sessions available for later commands, after the replies to their commands."""
+        """Make sessions available for other commands, once their own commands have got replies."""
         for session in sessions:
             if session.name.startswith(self._stem, 1):
                 self._free.append(session)

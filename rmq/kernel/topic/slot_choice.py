@@ -1,7 +1,9 @@
-"""Choose the slot of a message: by its slot basis, or round-robin.
+"""Choose the slot of a message: by its slot basis, or one slot after another.
 
-The slot of a basis is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of its UTF-8 bytes, modulo the number
-of slots. Programs in other languages can compute the same slot.
+Messages with the same slot basis, which is a text, are in the same slot.
+
+The index of the slot is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes, modulo the
+number of slots. Programs in other languages can compute the same index.
 tests/unit/kernel/topic/test_slot_choice.py has test vectors.
 """
 
@@ -20,7 +22,7 @@ RUN_LENGTH = 100
 
 
 def slot_of(basis: str | bytes, slots: int) -> int:
-    """Return the slot of a slot basis.
+    """Return the index of the slot for a slot basis.
 
     The result depends only on the basis and the number of slots.
     """
@@ -34,7 +36,7 @@ def slot_of(basis: str | bytes, slots: int) -> int:
 def slot_rotation(slots: int, start: int = 0) -> Iterator[int]:
     """Return an endless iterator over the slots, for messages without a basis.
 
-    The iterator returns each slot RUN_LENGTH times in succession. Threads may share the iterator.
+    The iterator returns each slot RUN_LENGTH times in succession. Several threads may use it.
     """
     start %= slots
     return cycle(chain(range(start, slots), range(start)))

@@ -1,4 +1,4 @@
-"""Counts of a topic and its slots, and counts of waiting messages by due time."""
+"""Count the messages of a topic and its slots, by state and by due time."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class DueCount(NamedTuple):
     """The number of timed messages that are due within a period.
 
     Attributes:
-        within_s: End of the period, in seconds from now. With 0, the messages are due now. With
-            None, the period has no end. The period begins at the end of the previous period.
+        within_s: End of the period, in seconds from now. 0 means messages that are due now. None
+            means that the period has no end. The period begins at the end of the previous period.
         messages: Number of messages.
     """
 
@@ -70,7 +70,10 @@ class DueCount(NamedTuple):
 
 
 def check_steps(steps: Sequence[Duration]) -> list[int]:
-    """Return the steps in ms if there are 1 to 60 steps in rising order."""
+    """Check steps of time, and return them in ms.
+
+    There must be 1 to 60 steps in rising order.
+    """
     given: object = steps
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise InvalidType(f"steps: {steps!r}; give a list of seconds or timedeltas")
@@ -92,7 +95,7 @@ def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
 
 
 def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
-    """Return the counts of each slot, with counts of deliveries by lateness."""
+    """Return the counts of each slot, and how late its deliveries were, as a histogram."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats_and_lateness(keys) for keys in context.slots]))
 
@@ -110,7 +113,7 @@ def stats(context: TopicContext) -> Flow[dict[str, int]]:
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the messages of a topic that have a due time, by due time.
+    """Count the messages of a topic that have a due time, by how soon they are due.
 
     Nothing is changed in Redis.
     """

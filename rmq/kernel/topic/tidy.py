@@ -21,9 +21,9 @@ ROUNDS_MAX = 1000  # rounds per call; the next call continues
 
 
 def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
-    """Tidy the slots of a topic. Return the number of dropped dead letters.
+    """Drop old data of all slots of a topic. Return the number of dropped dead letters.
 
-    If `fails_fast` is True, commands fail at once if a master node is away.
+    If `fails_fast` is True, commands fail at once if a master node cannot be reached.
     """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
@@ -39,7 +39,7 @@ def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
 
 
 def tidy_if_allowed(context: TopicContext) -> Flow[None]:
-    """Tidy a topic, unless this user may only read, or Redis has no room to write."""
+    """Drop old data of a topic, unless this user may not write, or Redis has no memory left."""
     try:
         yield from tidy(context)
     except (AccessDenied, QueueFull):
@@ -50,7 +50,7 @@ def tidy_if_allowed(context: TopicContext) -> Flow[None]:
 
 
 def try_tidy(context: TopicContext) -> Flow[None]:
-    """Tidy a topic. Errors of Redis are only logged."""
+    """Drop old data of a topic. Errors of Redis are only logged."""
     try:
         yield from tidy(context, fails_fast=True)
     except StorageError as error:

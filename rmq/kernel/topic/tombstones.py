@@ -1,9 +1,9 @@
-"""Remove the objects of offloaded bodies whose messages are gone.
+"""Remove bodies from the object store when their messages are gone.
 
-A script that removes a record with an offloaded body adds a tombstone in the same step: an entry
-that names the object to remove (lua/lib/records/large_bodies). The tombstone is removed after the
-object. Therefore an object is never removed before its record. If a process dies, another process
-removes the object. It does no harm to remove an object twice.
+When a script removes such a message, it adds a tombstone in the same step
+(lua/lib/records/large_bodies). A tombstone is an entry that names the object to remove. It is
+removed after the object. So an object is never removed before its message, and if a process dies,
+another process removes the object. Removing an object twice does no harm.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PAGE = 100
 
 
 class Removed(NamedTuple):
-    """The result of an attempt to remove objects.
+    """The result of an attempt to remove objects from the store.
 
     Attributes:
         removed: Number of removed objects.
         problem: Reason why some objects remain, or '' if no object remains.
-        is_used: Whether the slot has ever had offloaded bodies.
+        is_used: Whether the slot has ever had messages with bodies in a store.
     """
 
     removed: int
