@@ -1,4 +1,4 @@
-"""All code that communicates with Redis.
+"""Communicate with Redis. All code that does so is in this package.
 
 open           chooses the transport of an address
 cluster/       transports to a Redis Cluster

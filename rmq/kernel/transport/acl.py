@@ -1,9 +1,9 @@
-"""Redis ACL rules for the roles of RMQ, computed from the scripts.
+"""Compute the Redis ACL rules that a program of RMQ needs.
 
-A role stands for one kind of program, and lists the scripts and plain commands that the program
-sends. Redis also checks each command inside a script against the rights of the calling user. So a
-role needs every command of its scripts. The rules contain no password, and do not enable or disable
-a user.
+A role stands for one kind of program. It lists the scripts and plain commands that the program
+sends. Redis checks each command inside a script against the rights of the calling user, so a role
+needs every command of its scripts. The rules do not contain a password, and do not enable or
+disable a user.
 
 The rules limit commands, keys and channels, but not the protocol. If the scripts of two roles use
 the same commands, one role can imitate the other (docs/security.md has the details).
@@ -198,7 +198,7 @@ class AclRules(NamedTuple):
     def words(self) -> list[str]:
         """Return the rules as words of `ACL SETUSER`.
 
-        They replace all rights of the user, and keep the passwords.
+        The words replace all rights of the user, and keep the passwords.
         """
         selectors = [] if self.server_version == "6.2" else ["clearselectors"]
         return [*selectors, "resetkeys", "-@all", *self.file_words()]
@@ -206,7 +206,7 @@ class AclRules(NamedTuple):
     def file_words(self) -> list[str]:
         """Return the rules as words for a line of an ACL file.
 
-        A user in an ACL file begins without rights, so these words remove none.
+        A user in an ACL file begins without rights, so these words need not remove any.
         """
         return [
             "resetchannels",  # a new user has all channels on Redis 6.2
@@ -286,7 +286,7 @@ def commands_of(role: Role) -> frozenset[str]:
 
 
 def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
-    """Return patterns for all keys of matching topics, including the keys of slots."""
+    """Return patterns that match all keys of the given topics and of their slots."""
     if pattern.endswith("*"):
         return [f"{prefix}:{{{pattern}}}:*"]  # it also matches the slots
     # Not `{orders_*}`, which would match the slots of a topic `orders_eu`.

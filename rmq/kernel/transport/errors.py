@@ -1,15 +1,16 @@
-"""Errors of Redis: their codes, whether to repeat the command, and the RMQ error for each.
+"""Classify errors of Redis, and convert them to errors of RMQ.
 
-The code at the beginning of a reply identifies the error. The other words do not, because they can
-be names: a topic may be called "uploading" or "readonly-orders". redis-py removes some codes from
-the text. The name of the exception class then replaces the code. Source of the table: the server's
-error codes, and the exceptions of redis-py 5 to 8.
+The code at the beginning of a reply identifies the error. The text after it does not, because it
+may contain names: a topic may be called "uploading" or "readonly-orders". redis-py removes some
+codes from the text. The name of the exception class then replaces the code. Source of the table:
+the server's error codes, and the exceptions of redis-py 5 to 8.
 
-`denied` explains a refusal by the ACL: it shows the refused command, key or channel, and the rule
-to add. If the command is inside a script, Redis 6.2 and 7.0 do not name it. The line number in the
-error then leads to the command.
+The function `denied` explains a refusal by the ACL: it shows the refused command, key or channel,
+and the rule to add. If the command is inside a script, Redis 6.2 and 7.0 do not name the command.
+It is then found by the line number in the error.
 
-`advice` explains TLS errors. The text of OpenSSL names the failed check, but not the cause.
+The function `advice` explains TLS errors, because the text of OpenSSL names the failed check, but
+not the cause.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from rmq.kernel.transport.lua.error_places import with_places
 
 
 class KeepsResults(ScriptFailed):
-    """The slot keeps results, so `ack` has done nothing. The caller must call `ack_then`."""
+    """Raised if the script `ack` did nothing because the slot keeps results of messages.
+
+    The caller must call the script `ack_then` instead.
+    """
 
 
 _USER = re.compile(r"\bUser (\S+) has no permissions")
@@ -80,7 +84,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
 
 
 def _commands(what: str, text: str) -> list[str]:
-    """Return the refused command, or all commands in the refused line of the script."""
+    """Return the refused command, or all commands on the refused line of the script."""
     named = _COMMAND.search(text)
     if named:
         return [_with_subcommand(named[1].lower())]
@@ -92,13 +96,19 @@ def _commands(what: str, text: str) -> list[str]:
 
 
 def _with_subcommand(command: str) -> str:
-    """Return the ACL rule that permits a command. Redis 6.2 does not name the subcommand."""
+    """Return the ACL rule that permits a command, with its subcommand.
+
+    Redis 6.2 does not name the subcommand in the error.
+    """
     rules = {"script": "script|load", "pubsub": "pubsub|numsub", "cluster": "cluster|slots"}
     return rules.get(command, command)
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for all keys of the slot to which a key belongs, or else the key itself."""
+    """Return a pattern for all keys of the slot to which a key belongs.
+
+    If the key belongs to no slot, return the key itself.
+    """
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -193,17 +203,17 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def forbids(error: BaseException) -> bool:
-    """Return whether the server lacks the command, or the user has no right to call it."""
+    """Return whether an error says that a command is unknown or not permitted."""
     code, text = _read(error)
     return code == "NOPERM" or bool(_UNKNOWN.match(text))
 
 
 def translate(error: BaseException, script: str, keys: list[str], wrong_key: str = "") -> RMQError:
-    """Return the RMQ error for a command that Redis refused.
+    """Convert the error of a command that Redis refused to an error of RMQ.
 
     Args:
         error: The exception of redis-py.
-        script: Name of the verb.
+        script: Name of the verb, for the message.
         keys: Keys of the command, for the message.
         wrong_key: The key whose value has the wrong type, if the error says WRONGTYPE.
     """
@@ -253,7 +263,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
 
 
 def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
-    """Return the RMQ error for MISCONF, the reply of a server that refuses only writes.
+    """Return the RMQ error for a server that refuses writes with the code MISCONF.
 
     Args:
         name: Name of the command.
@@ -270,9 +280,9 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
 
 
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for an error code of RMQ's scripts.
+    """Return the RMQ error for a code that RMQ's own scripts return.
 
-    The detail is the key or argument that the script named.
+    The argument `detail` is the key or the argument that the script named.
     """
     if code == "RMQGONE":
         return TopicVanished(

@@ -1,7 +1,7 @@
-"""The hash slots of a Redis Cluster: the slot of a key, and the node that serves a slot.
+"""Find the hash slot of a key in a Redis Cluster, and the node that serves this slot.
 
-CLUSTER SLOTS returns the nodes for all ranges of slots. Between two readings of this table, MOVED
-replies correct single slots.
+The command CLUSTER SLOTS returns the table of nodes for all ranges of slots. Between two reads of
+this table, MOVED replies correct single slots.
 
 `divide` splits a command with keys in several hash slots, because one call may only use one hash
 slot.
@@ -24,17 +24,19 @@ ANEW = -2  # value in `next_ready` for a slot whose topic was deleted or created
 
 
 class Divided(NamedTuple):
-    """The parts of a command, and a function that joins their values."""
+    """The parts of a divided command, and a function that joins their values."""
 
     parts: list[Command[Any]]
     join: Callable[[Sequence[Any]], Any]
 
 
 def divide(command: Command[Any], hash_slot: HashSlot) -> Divided | None:
-    """Divide a command by hash slot. Return None if all its keys are in one slot.
+    """Divide a command into parts, each with the keys of one hash slot.
 
-    The function `join` of the result gets the values or RMQErrors of the parts. It raises the first
-    relevant RMQError.
+    Return None if all keys are in one slot.
+
+    The function `join` in the result is called with the values or RMQErrors of the parts. It raises
+    the first RMQError that concerns the caller.
     """
     if command.script.name != "next_ready":
         return None  # every other script works on one slot
@@ -108,16 +110,16 @@ def address_of(host: Any, port: Any, answered: Node) -> Node:
 
 
 class SlotTable:
-    """The table of the nodes that serve hash slots.
+    """The table that says which node of a cluster serves which hash slot.
 
     Args:
-        seeds: Nodes of the URL.
+        seeds: Nodes that the URL names.
 
     Attributes:
         version: Number of times that the whole table was read.
         nodes: Nodes in the reply that was read last, including replicas.
-        suspects: Nodes that did not answer the last time. The value of a node is the monotonic
-            time at which calls that fail fast try the node again.
+        suspects: Nodes that did not answer the last time. The value of a node is the time at which
+            calls with `fails_fast` try the node again, by the monotonic clock.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
@@ -166,11 +168,14 @@ class SlotTable:
         self.suspects.pop(node, None)
 
     def is_away(self, node: Node) -> bool:
-        """Return whether calls that fail fast must not try a node yet."""
+        """Return whether a node did not answer, and calls with `fails_fast` must not try it yet."""
         return self.suspects.get(node, 0.0) > time.monotonic()
 
     def note_moved(self, slot: int, node: Node) -> bool:
-        """Record that another node serves a slot. Return whether to read the whole table again."""
+        """Record that another node serves a slot.
+
+        Return whether the whole table must be read again.
+        """
         self._masters[slot] = node
         self._moved += 1
         return self._moved >= MOVED_MOST

@@ -1,4 +1,4 @@
-"""Commands with which several `rmq server` processes choose their leader."""
+"""Build the commands with which several `rmq server` processes choose their leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LeaderReply(NamedTuple):
 
 
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
-    """Become the leader if there is no other leader, or extend the leadership of this server.
+    """Make a server the leader if there is no other leader, or extend its leadership.
 
     Args:
         prefix: First part of every key.
@@ -34,5 +34,5 @@ def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]
 
 
 def leader_release(prefix: str, server: str) -> Command[bool]:
-    """End the leadership of a server. Return False if that server was not the leader."""
+    """End the leadership of a server. Return False if this server was not the leader."""
     return Command(script_loader.load("leader_release"), (leader_key(prefix),), [server], bool)

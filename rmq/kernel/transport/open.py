@@ -17,7 +17,7 @@ def open_transport(address: Address, retry_for: float, timeout_s: float) -> Tran
 def as_blocking(transport: Transport | AsyncTransport) -> Transport:
     """Return a blocking transport to the same Redis.
 
-    A transport that is already blocking is returned unchanged.
+    If the transport is already blocking, it is returned unchanged.
     """
     if isinstance(transport, Transport):
         return transport

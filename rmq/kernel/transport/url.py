@@ -1,8 +1,8 @@
-"""Read and check the URL of Redis before a connection is made. No error shows a password.
+"""Read and check the URL of Redis before a connection is made. Errors never show a password.
 
-`urllib` reads only URLs with one host, and refuses brackets after a comma. This module therefore
-parses the URLs of a Cluster (`redis+cluster://user:password@h1:7000,h2,[::1]:7002`) and of Sentinel
-(`redis+sentinel://user:password@h1:26379,h2,[::1]/service/0`) itself.
+`urllib` reads only URLs with one host, and refuses brackets after a comma. So this module itself
+parses the URLs of a cluster (`redis+cluster://user:password@h1:7000,h2,[::1]:7002`) and of Sentinel
+(`redis+sentinel://user:password@h1:26379,h2,[::1]/service/0`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
 
 
 def of_a_node(url: str, scheme: str, node: HostPort) -> str:
-    """Return the URL of one node, with user, password and options of the cluster's URL."""
+    """Return the URL of one node. It has the user, password and options of the cluster's URL."""
     user, _, _, query = _parts(url)
     host, port = node
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -57,7 +57,7 @@ def of_a_node(url: str, scheme: str, node: HostPort) -> str:
 
 
 def _parts(url: str) -> tuple[str, str, str, str]:
-    """Return the parts of a URL: user and password with `@`, hosts, path, and query with `?`."""
+    """Split a URL into user and password with `@`, hosts, path, and query with `?`."""
     place, mark, query = url.partition("://")[2].partition("?")
     authority, _, path = place.partition("/")
     user, at, hosts = authority.rpartition("@")
@@ -74,7 +74,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]+)(?::(\d*))?")
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """The sentinels of a service, and how to connect to them and to the master."""
+    """The sentinels of a service, and options for connections to sentinels and master."""
 
     hosts: tuple[HostPort, ...]
     service: str
@@ -170,9 +170,9 @@ class Address:
 
     @property
     def of_a_node(self) -> Address:
-        """The address of the cluster's first node, with the options of this address.
+        """The address of the cluster's first node, with the same options.
 
-        An address that names no cluster is returned unchanged.
+        If the address does not name a cluster, it is returned unchanged.
         """
         if not self.nodes:
             return self
@@ -182,12 +182,12 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The URL without its password, for errors and logs."""
+        """The URL without its passwords, for errors and logs."""
         return redact(self.url)
 
     @property
     def described(self) -> str:
-        """The URL without its password, with a note if it is the default URL."""
+        """The URL without its passwords, with a remark if it is the default URL."""
         if self.is_default:
             return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
         return self.shown
@@ -203,7 +203,7 @@ def redact(url: str) -> str:
 
 
 def parse(url: object) -> Address:
-    """Read a URL.
+    """Read and check the URL of Redis.
 
     Raises:
         ConfigurationError: The scheme is unknown, or a part is missing or malformed.
@@ -261,7 +261,7 @@ def parse(url: object) -> Address:
 
 
 def connections(value: object, field: str = "max_connections") -> int:
-    """Check the limit for the connections of a client, and return it as a number."""
+    """Return the maximum number of a client's connections as a number, after checking it."""
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")

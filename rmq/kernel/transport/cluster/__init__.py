@@ -1,4 +1,4 @@
-"""The transports to a Redis Cluster.
+"""Send commands to a Redis Cluster.
 
 transports        blocking and asyncio
 cluster_commands  the rules: which node gets a command, and which commands are repeated

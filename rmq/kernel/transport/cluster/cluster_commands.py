@@ -11,7 +11,7 @@ Calls are repeated after these replies:
 * NOSCRIPT: repeat on the same node, after SCRIPT LOAD.
 * CLUSTERDOWN, READONLY, LOADING, or a lost connection: read the table of slots again, and repeat.
 
-Each of these replies means that the call was not executed. If the connection is lost before the
+Each of these replies means that the call was not executed. If the connection is lost before a
 reply, the call may have been executed.
 """
 
@@ -80,7 +80,7 @@ class ClusterCommands:
         address: Address of the cluster, shown in errors.
         retry_for: Number of seconds for which a failed command is repeated.
         timeout_s: Longest wait for a reply.
-        table: Table of slots, the same object as in the transport.
+        table: Table that says which node serves which slot, shared with the transport.
         loaded: Scripts that this client has loaded on each node. A node loses them when it
             restarts.
     """
@@ -120,8 +120,9 @@ class ClusterCommands:
         """Execute several commands on their nodes at once, with one round trip for each node.
 
         Returns:
-            A list with the value or RMQError of each command, and the smallest reply of all nodes
-                to WAIT or WAITAOF. If a node refused to wait, its error replaces this reply.
+            A list with the value or RMQError of each command, and the nodes' reply to WAIT or
+                WAITAOF. The reply is the smallest of all nodes, or the error of a node that refused
+                to wait.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -147,7 +148,7 @@ class ClusterCommands:
     def raw_command(self, name: str, words: Sequence[Any]) -> Operations[Any]:
         """Execute a plain command, and return its reply.
 
-        SCAN iterates over the keys of all masters.
+        The command SCAN reads the keys of all masters, one master after another.
 
         Raises:
             RMQError: The command was refused, or the retry deadline has passed.
@@ -180,7 +181,8 @@ class ClusterCommands:
 
         Raises:
             RMQError: A master refused the command, or the retry deadline has passed. If the step
-                may leave out masters, the deadline is an error only if no master answered.
+                allows that masters are left out, the passed deadline is an error only if no master
+                answered.
         """
         name = step.what
         yield from self._run([RoutedCall(None, ("PING",))], name, None)  # until the cluster answers
@@ -203,7 +205,7 @@ class ClusterCommands:
         return [calls[address].reply for address in step.addresses]
 
     def read_table(self) -> Operations[None]:
-        """Read from any node which nodes serve which slots, and store the answer in the table.
+        """Ask the nodes of the cluster which node serves which slot, and store the first answer.
 
         Raises:
             redis.RedisError: No node replied.
@@ -237,7 +239,7 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Execute calls until each has ended, and return the nodes' replies to WAIT or WAITAOF."""
+        """Send calls again until each has ended. Return the nodes' replies to WAIT or WAITAOF."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -277,7 +279,7 @@ class ClusterCommands:
             raise translate(failure, name, []) from failure
 
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
-        """End each fail-fast call whose node is away, and return whether any call ended."""
+        """End calls with `fails_fast` whose node cannot be reached. Return whether a call ended."""
         failed = False
         for call in calls:
             error = call.error
@@ -297,7 +299,7 @@ class ClusterCommands:
         durability: Replicated | Fsync | None,
         confirmed: list[Any],
     ) -> Operations[None]:
-        """Send each call once. Record its reply, or the reason to send it again."""
+        """Send each call once, and record its reply, or the reason to send it again."""
         by_node: dict[Node, list[RoutedCall]] = {}
         for call in calls:
             node = call.asked or call.node or self._node_of(call.slot)
@@ -393,9 +395,9 @@ class ClusterCommands:
     def _load_by_eval(
         self, node: Node, script: Script, refusal: BaseException, calls: Sequence[RoutedCall]
     ) -> Operations[None]:
-        """Load a script by EVAL after a refused SCRIPT LOAD.
+        """Load a script by EVAL, because the node refused SCRIPT LOAD.
 
-        If EVAL is refused too, end the calls of this script.
+        If the node also refuses EVAL, end the calls of this script.
         """
         if forbids(refusal):
             (replies,) = yield ExchangeAll([NodeExchange(node, *eval_request(script))])
@@ -410,7 +412,10 @@ class ClusterCommands:
             call.refuse(refusal)
 
     def _note_reply(self, node: Node, call: RoutedCall, replies: Sequence[Any]) -> bool:
-        """Record the reply to a call. Return whether to read the whole table of slots again."""
+        """Record the reply to a call.
+
+        Return whether the table of slots must be read again.
+        """
         reply = reply_of(replies)
         asked, call.asked, call.error = call.asked, None, None
         if not isinstance(reply, BaseException):
@@ -457,10 +462,10 @@ class ClusterCommands:
             raise translate(call.reply, name, shown) from call.reply
 
     def _scan(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Read one page of keys, from one master after the other.
+        """Read one page of all keys of the cluster, one master after another.
 
-        The cursor is b"0" at the beginning and at the end. In between it is `<host>:<port>/<cursor
-        of the node>`.
+        The cursor is b"0" at the beginning and at the end. For all other pages it is
+        `<host>:<port>/<cursor of the node>`.
         """
         if not self._table.version:
             yield RefreshTable(0)

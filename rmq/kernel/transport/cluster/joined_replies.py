@@ -15,17 +15,17 @@ from rmq.kernel.transport.single.server_commands import parsed
 
 
 def is_redirection(error: BaseException) -> bool:
-    """Return whether a call can be repeated at once after an error.
+    """Return whether an error allows that the call is repeated at once.
 
-    The error names another node, or says that a script is missing.
+    Such an error names another node, or says that a script is missing.
     """
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether an error says that a node is away or not ready.
+    """Return whether an error says that a node cannot be reached, or is not ready.
 
-    A new master of the node's slots is not known yet.
+    The error does not name another node that serves the slots.
     """
     is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
     return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
@@ -34,7 +34,10 @@ def is_away(error: BaseException) -> bool:
 def joined(
     command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
 ) -> Any:
-    """Join the values of a command's parts. Return the value of the command, or an RMQError."""
+    """Join the values of a command that was sent to several nodes in parts.
+
+    Return the value of the whole command, or an RMQError.
+    """
     try:
         return parsed(command, join(values))
     except RMQError as error:
@@ -42,7 +45,10 @@ def joined(
 
 
 def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
-    """Return the smallest counts in the replies to WAIT or WAITAOF commands, or the first error."""
+    """Return the smallest counts in the replies to WAIT or WAITAOF commands.
+
+    If a reply is an error, return the first error.
+    """
     for reply in replies:
         if isinstance(reply, BaseException):
             return reply
@@ -54,7 +60,7 @@ def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
 
 
 def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
-    """Return the values in the order of the keys in the command."""
+    """Sort the values of a command's parts by the order of its keys."""
     flat = [value for reply in replies for value in reply]
     return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
 

@@ -1,4 +1,4 @@
-"""Calls to the nodes of a cluster: the state of each call, and the bytes that are sent."""
+"""Keep the state of a call to a cluster's node, and encode calls as bytes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class RoutedCall:
     Args:
         slot: Hash slot of the keys, or None if any node can execute the command.
         command: A command, or the words of a plain command.
-        node: Node that gets the call, in place of the master of the slot.
+        node: Node that gets the call. Default: the master of the slot.
 
     Attributes:
-        asked: Node that an ASK reply named; the call is sent there after ASKING.
+        asked: Node that an ASK reply named, or None. The call is then sent there, after ASKING.
         count: Number of replies to the call.
         losses: Number of attempts without a reply.
         error: Reason to send the call again, or None if the call has ended.
@@ -50,14 +50,14 @@ class RoutedCall:
 
     @property
     def script(self) -> Script | None:
-        """The called script, or None for a plain command."""
+        """The script that is called, or None for a plain command."""
         if isinstance(self.command, Command) and self.command.script.sha:
             return self.command.script
         return None
 
     @property
     def fails_fast(self) -> bool:
-        """Whether the call fails at once, without retries, while the master of its slot is away."""
+        """Whether the call fails at once, without retries, if the master of its slot is missing."""
         return isinstance(self.command, Command) and self.command.fails_fast
 
     def pack(self) -> bytes:
@@ -83,7 +83,7 @@ class RoutedCall:
         return self.script is script and _is_unloaded(self.error)
 
     def refuse(self, refusal: BaseException) -> None:
-        """Record that the node refused to load the script, permanently or for now."""
+        """Record that the node refused to load the script of the call."""
         self.asked = None
         if kind_of(refusal) is Kind.AGAIN:
             self.error = refusal
@@ -94,7 +94,7 @@ class RoutedCall:
         """End the call with an error.
 
         Args:
-            failure: Error of the call.
+            failure: Error that the caller gets.
             repeat_for: Number of seconds for which the caller may repeat the call.
         """
         failure._repeat_for = repeat_for
@@ -104,7 +104,7 @@ class RoutedCall:
 def pack_calls(
     loads: Sequence[Script], part: Sequence[RoutedCall], wait: bytes
 ) -> tuple[bytes, int]:
-    """Return the packed commands that are sent to a node, and the number of their replies."""
+    """Return commands for a node as bytes, and the number of replies to expect."""
     words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
     texts = map(pack, words)
     packed = b"".join([*texts, *(call.pack() for call in part), wait])
@@ -119,8 +119,8 @@ def missing_scripts(
     Args:
         part: Calls to the node.
         loaded: Scripts that the node has.
-        load_first: Whether to load scripts before the node reports that they are missing. This
-            keeps several calls in order, because a repeated call runs after the others.
+        load_first: Whether to load scripts before the node reports that they are missing. Otherwise
+            a call that is repeated after such a report would run after later calls.
     """
     scripts = {
         call.script: None
@@ -136,7 +136,7 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 
 def worst_error(calls: Sequence[RoutedCall]) -> BaseException:
-    """Return the error that decides about the next attempt.
+    """Return the error that decides about the next attempt of several calls.
 
     A lost reply outweighs all other errors.
     """

@@ -1,7 +1,7 @@
-"""Pools of connections to the nodes of a Redis Cluster, two pools for each node.
+"""Keep connections to the nodes of a Redis Cluster, in two pools for each node.
 
 Connections of the first pool wait for a reply as long as the client's timeout. Connections of the
-second pool wait only ANSWER_S. They serve callers that can continue with other nodes.
+second pool wait only ANSWER_S seconds, for callers that can continue with other nodes.
 
 `NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
 """
@@ -27,7 +27,9 @@ P = TypeVar("P", Pool, AsyncPool)
 
 
 class _NodePoolsState(Generic[P]):
-    """The pools, for threads or for tasks.
+    """The pools of connections to all nodes.
+
+    Subclasses are for threads and for tasks.
 
     Args:
         kind: Class of the pools.
@@ -37,7 +39,7 @@ class _NodePoolsState(Generic[P]):
         timeout_s: Longest wait of a connection for a reply.
 
     Attributes:
-        base_epoch: Part of `epoch` that comes from removed pools.
+        base_epoch: Sum of the epochs of removed pools, so that `epoch` never falls.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class _NodePoolsState(Generic[P]):
 
 
 class NodePools(_NodePoolsState[Pool]):
-    """Connections for threads."""
+    """Connections to nodes for threads."""
 
     def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(Pool, connector, size, wait_s, timeout_s)
@@ -143,7 +145,7 @@ def _read(part: NodeExchange, pool: Pool, pooled: PooledConnection) -> Any:
 
 
 class AsyncNodePools(_NodePoolsState[AsyncPool]):
-    """Connections for the tasks of one event loop. Otherwise the same as `NodePools`."""
+    """Connections to nodes for the tasks of one event loop, used like `NodePools`."""
 
     def __init__(self, connector: Connector, size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(AsyncPool, connector, size, wait_s, timeout_s)

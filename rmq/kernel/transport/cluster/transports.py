@@ -1,4 +1,4 @@
-"""The transports to a Redis Cluster, blocking and asyncio.
+"""Run flows on a Redis Cluster, blocking or with asyncio.
 
 `cluster_commands` has the rules: which node gets a command, and which commands are repeated.
 """
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
-    """Return an unopened connection for the Pub/Sub messages of a node.
+    """Return a new connection for Pub/Sub messages of a node, not yet connected.
 
-    The connection waits only ANSWER_S for the node, because the caller can continue with other
-    nodes. A node that does not answer is not used for some time.
+    The connection waits only ANSWER_S seconds for the node, because the caller can continue with
+    other nodes. A node that does not answer is not used for some time.
     """
     brief_s = min(ANSWER_S, transport.timeout_s)
     timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
@@ -54,7 +54,7 @@ def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
 class AsyncClusterTransport(AsyncTransport):
     """Runs flows on a cluster, for the tasks of one event loop.
 
-    Otherwise it is the same as `ClusterTransport`.
+    It has the same arguments as `ClusterTransport`.
     """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
@@ -71,9 +71,9 @@ class AsyncClusterTransport(AsyncTransport):
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died.
+        """A number that grows whenever connections have died.
 
-        Subscriptions with a smaller number are replaced.
+        Subscriptions that were made at a smaller number are replaced.
         """
         return self._current_pools().epoch
 
@@ -82,7 +82,7 @@ class AsyncClusterTransport(AsyncTransport):
         return self._current_pools().idle
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """Same as `Transport.raw_command`."""
+        """Execute a plain command, as `Transport.raw_command` describes."""
         return await self._drive(self._cluster.raw_command(name, words))
 
     async def _command(self, command: Command[T]) -> T:
@@ -117,7 +117,7 @@ class AsyncClusterTransport(AsyncTransport):
     def _current_pools(self) -> AsyncNodePools:
         """Return the pools of this event loop.
 
-        A program may run several loops one after another. Each loop gets its own pools.
+        If a program runs several loops one after another, each loop gets its own pools.
         """
         loop = asyncio.get_running_loop()
         if self._pools.is_inherited or self._pools.loop not in (None, loop):
@@ -126,7 +126,7 @@ class AsyncClusterTransport(AsyncTransport):
         return self._pools
 
     async def _refresh(self, version: int) -> None:
-        """Read the table of slots. Simultaneous callers share one read."""
+        """Read which node serves which slot. Callers at the same time share one read."""
         pools = self._current_pools()
         async with pools.refreshing:
             if self._table.version == version:
@@ -134,9 +134,11 @@ class AsyncClusterTransport(AsyncTransport):
                 await pools.keep(self._table.nodes)
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a subscribed connection to any node, because each node gets all messages.
+        """Return a connection that is subscribed to channels.
 
-        Only a shard channel needs a certain node: the master of its slot.
+        Any node may be used, because each node gets all Pub/Sub messages.
+
+        Only a shard channel needs a certain node, which is the master of its slot.
         """
         if not self._table.version:
             await self._refresh(0)
@@ -176,9 +178,9 @@ class ClusterTransport(Transport):
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died.
+        """A number that grows whenever connections have died.
 
-        Subscriptions with a smaller number are replaced.
+        Subscriptions that were made at a smaller number are replaced.
         """
         return self._current_pools().epoch
 
@@ -187,7 +189,7 @@ class ClusterTransport(Transport):
         return self._current_pools().idle
 
     def raw_command(self, name: str, *words: Any) -> Any:
-        """Same as `Transport.raw_command`."""
+        """Execute a plain command, as `Transport.raw_command` describes."""
         return self._drive(self._cluster.raw_command(name, words))
 
     def _command(self, command: Command[T]) -> T:
@@ -244,7 +246,7 @@ class ClusterTransport(Transport):
         return self._pools
 
     def _refresh(self, version: int) -> None:
-        """Read the table of slots. Simultaneous callers share one read."""
+        """Read which node serves which slot. Callers at the same time share one read."""
         pools = self._current_pools()
         with pools.refreshing:
             if self._table.version == version:
@@ -252,9 +254,11 @@ class ClusterTransport(Transport):
                 pools.keep(self._table.nodes)
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        """Return a subscribed connection to any node, because each node gets all messages.
+        """Return a connection that is subscribed to channels.
 
-        Only a shard channel needs a certain node: the master of its slot.
+        Any node may be used, because each node gets all Pub/Sub messages.
+
+        Only a shard channel needs a certain node, which is the master of its slot.
         """
         if not self._table.version:
             self._refresh(0)
@@ -271,7 +275,10 @@ class ClusterTransport(Transport):
         return subscribed
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
-        """Add a shard channel at the master of its slot. See `Transport.add_channel`."""
+        """Subscribe also to a shard channel, at the master of its slot.
+
+        `Transport.add_channel` describes this.
+        """
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
         if node is None or node in self._table.suspects:
@@ -293,10 +300,10 @@ class ClusterTransport(Transport):
         return True
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
-        """Return whether a subscription still gets all its messages.
+        """Return whether a subscription still gets all messages of its channels.
 
-        No connection may have died since the subscription was made, and the masters of its shard
-        channels must be the same as then.
+        This is so if no connection has died since the subscription was made, and if the masters of
+        its shard channels are the same as at that time.
         """
         return subscribed.epoch == self.epoch and all(
             self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()

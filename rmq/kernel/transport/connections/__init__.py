@@ -1,4 +1,4 @@
-"""Connections to servers, and pools of connections.
+"""Make connections to servers, and keep them in pools.
 
 pool         a limited number of connections
 failures     errors of connections

@@ -1,4 +1,7 @@
-"""Make the connections of a transport, with the class and options that redis-py has for a URL."""
+"""Make the connections of a transport.
+
+The URL selects the class and the options of redis-py's connections.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP
 
 
 class _Packer(HiredisRespSerializer):
-    """Packs the commands that redis-py itself sends on blocking connections, such as SELECT."""
+    """Packs the commands that redis-py itself sends on a blocking connection, such as SELECT."""
 
     def pack(self, *words: Any) -> list[bytes]:
         """Return a command as the bytes that are sent."""
@@ -70,11 +73,11 @@ class Connector:
         self._factory = self._read_url()
 
     def new(self, kind: Any = None, **changes: Any) -> Any:
-        """Return a new connection of redis-py, not yet connected.
+        """Return a new connection object of redis-py, not yet connected.
 
         Args:
             kind: Class of the connection, or None for redis-py's class for the URL.
-            changes: Options that differ from the options of the URL.
+            changes: Options that replace options of the URL.
 
         Raises:
             ConfigurationError: The client is closed.
@@ -106,7 +109,7 @@ class Connector:
     def close(self) -> None:
         """Refuse to make more connections.
 
-        The embedded server stops if this was the last connector that used it.
+        The embedded server stops if no other connector uses it.
         """
         self._is_closed = True
         if self.embedded is not None:
@@ -126,7 +129,7 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of each connection, independent of the defaults of redis-py."""
+        """Return the options of each connection, so that none depends on a default of redis-py."""
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {

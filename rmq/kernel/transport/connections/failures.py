@@ -1,4 +1,7 @@
-"""Errors of connections: whether a command was sent, and whether to retry at once."""
+"""Define errors of connections.
+
+They say whether a command was sent, and whether to retry at once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class ConnectionsBusy(redis.ConnectionError):
 
 
 class StaleConnection(redis.ConnectionError):
-    """A connection that was used before failed.
+    """An old connection failed, which had worked before.
 
     The caller can retry at once on a new connection.
     """
@@ -32,16 +35,19 @@ def is_not_master(error: BaseException) -> bool:
 
 
 def as_not_connected(error: BaseException) -> BaseException:
-    """Return a failed attempt to connect as NotConnected. Return an error reply unchanged."""
+    """Convert the error of a failed attempt to connect to NotConnected.
+
+    An error reply of the server is returned unchanged.
+    """
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
     return NotConnected(str(error) or type(error).__name__)
 
 
 def as_stale(error: BaseException) -> BaseException:
-    """Return the failure of a used connection as StaleConnection.
+    """Convert the error of a connection that had worked before to StaleConnection.
 
-    Return an error reply unchanged.
+    An error reply of the server is returned unchanged.
     """
     if code_of(error) or not isinstance(error, _BROKEN):
         return error

@@ -1,8 +1,8 @@
-"""The operations on connections that the rules of a transport yield.
+"""Define the operations on connections, so that the rules of a transport are written once.
 
-The rules of `server_commands`, `cluster_commands` and `subscription` are generators without I/O.
+The rules in `server_commands`, `cluster_commands` and `subscription` are generators without I/O.
 They yield these operations. `Transport` performs the operations with blocking calls, and
-`AsyncTransport` awaits them, so each rule is written once.
+`AsyncTransport` awaits them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ T = TypeVar("T")
 class Exchange:
     """Send packed commands on one connection.
 
-    The value is the list of the replies. A server error is an entry of this list.
+    The operation returns the list of replies. An error of the server is an item of this list.
 
     Args:
         packed: The commands, as the bytes that are sent.
-        count: Number of commands.
+        count: Number of commands, and so of replies.
         late: Whether the reply may take long, for example because the server waits for replicas.
     """
 
@@ -54,12 +54,12 @@ class RestartEmbedded:
 class Subscribe:
     """Make a connection that is subscribed to channels.
 
-    The value is a SubscribedConnection.
+    The operation returns a SubscribedConnection.
 
     Args:
         required: Channels without which the subscription fails.
-        optional: Channels to leave out if the ACL forbids them.
-        shard: A shard channel to leave out if it is refused.
+        optional: Channels that are left out if the ACL forbids them.
+        shard: A shard channel that is left out if the server refuses it.
     """
 
     __slots__ = ("optional", "required", "shard")
@@ -103,8 +103,8 @@ class SendWords:
 class Read:
     """Read one reply from a SubscribedConnection.
 
-    The value is None if no reply arrived in time, and RUNG if the wait was interrupted.
-    If an exception ends the read, no data is lost: the next read continues.
+    The operation returns None if no reply arrived in time, and RUNG if a call of `wake` ended the
+    wait. If an exception ends the read, no data is lost, because the next read continues.
     """
 
     __slots__ = ("subscribed", "timeout_s")
@@ -121,7 +121,8 @@ class NodeExchange:
         node: The node.
         packed: The commands, as the bytes that are sent.
         count: Number of commands.
-        is_brief: Whether to wait only ANSWER_S, because the caller can continue with other nodes.
+        is_brief: Whether to wait only ANSWER_S seconds, because the caller can continue with other
+            nodes.
         late: Whether the reply may take long, for example because the server waits for replicas.
     """
 
@@ -140,8 +141,8 @@ class NodeExchange:
 class ExchangeAll:
     """Send commands to several different nodes at once.
 
-    The value is a list with an entry for each node. An entry is the list of the node's replies,
-    or the error of the connection. A server error is one of the replies.
+    The operation returns a list with an item for each node. An item is the list of the node's
+    replies, or the error of its connection. An error of the server is one of the replies.
     """
 
     __slots__ = ("parts",)
@@ -151,9 +152,9 @@ class ExchangeAll:
 
 
 class RefreshTable:
-    """Read which node serves which hash slot.
+    """Read from the cluster which node serves which hash slot.
 
-    Nothing is read if the table is already newer than the given version.
+    Nothing is read if another caller has already read a newer version of this table.
     """
 
     __slots__ = ("version",)

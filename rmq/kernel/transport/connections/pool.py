@@ -1,9 +1,12 @@
-"""Pools of connections: a limited number, last in first out.
+"""Keep a limited number of connections for reuse.
 
-A dead connection fails at the next command. The cause is usually a restart, a failover or a
-firewall's timeout, which has ended all other connections as well. So if a connection that was used
-before fails, the pool closes all idle connections and begins a new epoch. The caller can retry at
-once on a new connection. If all connections are in use, callers wait in the order of arrival.
+The connection that was used last is reused first.
+
+A dead connection fails at its next command. The cause is usually a restart, a failover or a
+firewall's timeout, which has ended all other connections as well. So if a connection that had
+worked before fails, the pool closes all idle connections and begins a new epoch. The caller can
+then retry at once on a new connection. If all connections are in use, callers wait in the order of
+arrival.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -49,11 +52,12 @@ class PooledConnection:
     """A connection of redis-py in a pool.
 
     Attributes:
-        connection: The connection, or None before it is made.
+        connection: Connection of redis-py, or None before it is made.
         permit: Permit of the pool for this connection, or None after the permit was given back.
         epoch: Epoch of the pool when the connection was last used.
-        used_at: Monotonic time of the last use, or 0 if not used yet.
-        taken_at: Monotonic time at which the current call began. Only `SentinelPool` sets it.
+        used_at: Time of the last use by the monotonic clock, or 0 if it was not used yet.
+        taken_at: Time at which the current call began, by the monotonic clock. Only `SentinelPool`
+            sets it.
     """
 
     __slots__ = ("connection", "epoch", "permit", "taken_at", "used_at")
@@ -67,10 +71,10 @@ class PooledConnection:
 
 
 class _PoolState:
-    """The connections of a pool, for threads or for tasks.
+    """The connections of a pool. Subclasses are for threads and for tasks.
 
-    Each connection, idle or in use, has a permit of the pool. If a caller is interrupted at any
-    point, the permit becomes free as soon as Python frees the connection.
+    Each connection, idle or in use, has a permit of the pool. If a caller is interrupted, the
+    permit becomes free when Python frees the connection.
 
     Args:
         new: Function that makes an unopened connection of redis-py. It accepts options of
@@ -100,11 +104,11 @@ class _PoolState:
 
     @property
     def _free(self) -> range:
-        """Permits that a caller could get now. Only tests use this property."""
+        """The permits that are free now. Only tests use this property."""
         return range(self._size - len(self._permits) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
-        """Return an idle connection, a permit for a new connection, or None if all are in use."""
+        """Return an idle or a new connection, which is not yet made, or None if all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -113,16 +117,16 @@ class _PoolState:
         return None if permit is None else PooledConnection(permit)
 
     def _put_back(self, pooled: PooledConnection) -> None:
-        """Undo `_reserve` for a connection that was not used."""
+        """Return a reserved connection to the pool unused."""
         if pooled.connection is None:
             pooled.permit = None
         else:
             self._idle.append(pooled)
 
     def _remove_idle(self, epoch: int) -> list[Any]:
-        """Remove the idle connections from the pool, and return them for the caller to close.
+        """Remove the idle connections from the pool. Return them, so that the caller closes them.
 
-        Do nothing if another connection of the same epoch has failed before.
+        Do nothing if they were already removed after another failure in the same epoch.
         """
         if epoch != self.epoch:
             return []
@@ -136,7 +140,7 @@ class _PoolState:
         return removed
 
     def _make(self, pooled: PooledConnection) -> Any:
-        """Make an unopened connection for a permit."""
+        """Make a connection object of redis-py for a permit, not yet connected."""
         pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
         return pooled.connection
 
@@ -180,7 +184,7 @@ class _Waiter:
         self._woken.acquire()
 
     def give(self, pooled: PooledConnection) -> bool:
-        """Give the thread a connection. Return False if the thread does not wait any more."""
+        """Give the thread a connection. Return False if the thread no longer waits."""
         if self._given.setdefault(None, pooled) is not pooled:
             return False
         self._woken.release()
@@ -209,7 +213,9 @@ class Pool(_PoolState):
         _own_pools.add(self)
 
     def take(self) -> PooledConnection:
-        """Return a connection. Give it back with `read` or `discard`.
+        """Take a connection from the pool, or make a new one.
+
+        Give it back with `read` or `discard`.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -237,7 +243,7 @@ class Pool(_PoolState):
         raise failure
 
     def send(self, packed: bytes) -> PooledConnection:
-        """Send commands on a connection, and return the connection for `read`."""
+        """Send commands on a connection, and return it. `read` then reads the replies."""
         pooled = self.take()
         try:
             pooled.connection.send_packed_command((packed,), check_health=False)
@@ -248,13 +254,13 @@ class Pool(_PoolState):
         raise failure
 
     def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands, and return their replies. A server error is one of the replies."""
+        """Send commands, and return their replies. An error of the server is one of the replies."""
         return self.read(self.send(packed), count)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Read a number of replies, and give the connection back.
 
-        A server error is one of the replies.
+        An error of the server is one of the replies.
         """
         replies: list[Any] = []
         wrong_server = False
@@ -282,7 +288,7 @@ class Pool(_PoolState):
         raise failure
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection, and also all idle connections if `with_idle` is true."""
+        """Close a connection, and all idle connections if `with_idle` is True."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
         pooled.permit = None
@@ -315,8 +321,8 @@ class Pool(_PoolState):
     def _serve(self) -> None:
         """Give free connections to waiting threads, in the order of arrival.
 
-        There is no lock, because a signal handler may need a connection while it interrupts this
-        method.
+        There is no lock, because a signal handler that interrupts this method may need a
+        connection.
         """
         while self._waiting and (pooled := self._reserve()) is not None:
             try:
@@ -362,7 +368,7 @@ process.call_in_child(_disown_pools)
 
 
 class AsyncPool(_PoolState):
-    """Connections for the tasks of one event loop. Otherwise the same as `Pool`."""
+    """Connections for the tasks of one event loop, used like `Pool`."""
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
@@ -385,7 +391,9 @@ class AsyncPool(_PoolState):
         return self.loop is loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
-        """Return a connection. Give it back with `read` or `discard`.
+        """Take a connection from the pool, or make a new one.
+
+        Give it back with `read` or `discard`.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -408,7 +416,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def send(self, packed: bytes) -> PooledConnection:
-        """Send commands on a connection, and return the connection for `read`."""
+        """Send commands on a connection, and return it. `read` then reads the replies."""
         pooled = await self.take()
         try:
             # Not by redis-py's own method: before Python 3.12 it makes a task for each command
@@ -427,10 +435,10 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands, and return their replies. A server error is one of the replies.
+        """Send commands, and return their replies. An error of the server is one of the replies.
 
-        Simultaneous tasks send their commands together on one connection. Commands whose reply may
-        take long (`late`) are sent alone.
+        Tasks at the same time send their commands together on one connection. Commands whose reply
+        may take long (`late`) are sent separately.
         """
         permit = None if late else self._exchanges.begin()
         if permit is None and not late:
@@ -448,7 +456,7 @@ class AsyncPool(_PoolState):
                 del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
-        """Send the commands of several tasks. Return the replies or the error of each task."""
+        """Send the commands of several tasks. Return the replies, or the error, for each task."""
         try:
             pooled = await self.send(b"".join([packed for packed, _ in items]))
             replies = iter(await self.read(pooled, sum([count for _, count in items])))
@@ -459,7 +467,7 @@ class AsyncPool(_PoolState):
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Read a number of replies, and give the connection back.
 
-        A server error is one of the replies.
+        An error of the server is one of the replies.
         """
         replies: list[Any] = []
         wrong_server = False
@@ -487,7 +495,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection, and also all idle connections if `with_idle` is true."""
+        """Close a connection, and all idle connections if `with_idle` is True."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         try:
             await self._close([*dropped, pooled.connection])
@@ -562,7 +570,7 @@ def as_text(words: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def pack(words: tuple[Any, ...]) -> bytes:
-    """Return a command as the bytes that are sent."""
+    """Encode a command as the bytes that are sent."""
     packed: bytes = hiredis.pack_command(as_text(words))
     return packed
 
@@ -578,7 +586,7 @@ def words_of(command: Command[Any]) -> tuple[Any, ...]:
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:
-    """Return the packed commands of a script call, and the number of their replies."""
+    """Encode a script call as bytes. Return the bytes and the number of replies to expect."""
     if not command.write:
         return hiredis.pack_command(words_of(command)), 1
     words = (("MULTI",), command.write, words_of(command), ("EXEC",))
@@ -586,7 +594,7 @@ def request_of(command: Command[Any]) -> tuple[bytes, int]:
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
-    """Return the script's reply among the replies to a request, or the first error."""
+    """Find the script's reply among the replies to a request. Return it, or the first error."""
     if len(replies) == 1:
         return replies[0]
     for reply in replies:

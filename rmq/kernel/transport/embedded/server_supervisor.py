@@ -1,9 +1,9 @@
 """Stop an embedded Redis when the process that started it ends.
 
-The process that started the server is its owner. The supervisor is a small process between the two.
-`embedded.py` runs this file as a script, by its path, so it uses the standard library only. The
-supervisor locks the directory, starts the server, and writes one line of JSON to stdout for its
-owner. It then sleeps until one of these events:
+The process that started the server is its owner. The supervisor is a small process between owner
+and server. `embedded.py` runs this file as a script, by its path, so it uses the standard library
+only. The supervisor locks the directory, starts the server, and writes one line of JSON to stdout
+for its owner. It then sleeps until one of these events:
 
 * Stdin ends, the owner ends, or SIGTERM arrives: the supervisor stops the server and ends.
 * The server ends: the supervisor ends as well.
@@ -38,7 +38,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Refusal(Exception):
-    """The server cannot be started or used. The text of the error is for the user."""
+    """Raised if the server cannot be started or used.
+
+    The text of the error is for the user.
+    """
 
 
 def socket_path(directory: str) -> str:
@@ -87,7 +90,7 @@ def prepare(directory: str) -> None:
 
 
 def record(directory: str) -> dict[str, Any]:
-    """Return the content of the lock file, which the running supervisor wrote.
+    """Return what the running supervisor has written into the lock file.
 
     The result is empty if the supervisor has ended, or if the file is unreadable.
     """
@@ -110,7 +113,10 @@ def log_tail(directory: str) -> str:
 
 
 def private_fault(directory: str) -> str | None:
-    """Return why a directory outside of the data may not contain the socket, or None if it may."""
+    """Return why a directory is not private enough for the socket, or None if it is.
+
+    The directory is not the directory of the data.
+    """
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a directory"
@@ -148,7 +154,7 @@ class Version(NamedTuple):
 
 
 def version_of(binary: str) -> Version | None:
-    """Return the version that a server's program prints, or None if it prints none."""
+    """Return the version that a server program prints, or None if it does not print a version."""
     try:
         output = subprocess.run(
             [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
@@ -213,7 +219,7 @@ def _refuse_unreadable(directory: str, binary: str) -> None:
 
 
 def _note(directory: str, binary: str) -> None:
-    """Record which server writes the directory from now on."""
+    """Record in the directory which server writes its files from now on."""
     version = version_of(binary)
     if version is not None and version != written_by(directory):
         path = os.path.join(directory, VERSION)
@@ -223,9 +229,9 @@ def _note(directory: str, binary: str) -> None:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function that makes the server end with the supervisor.
+    """Return a function that makes the server end when the supervisor ends.
 
-    The new process calls it before exec.
+    The server's new process calls the function before exec.
     """
     if sys.platform != "linux":
         return None
@@ -273,7 +279,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
 
 
 def _tell(**fact: object) -> None:
-    """Write the line of JSON for which the owner waits, and close the pipe to the owner."""
+    """Write the line of JSON that the owner waits for, and close the pipe to the owner."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
     null = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""Flows: generators that the blocking and the asyncio transport run in the same way.
+"""Define flows, which are generators that a blocking or an asyncio transport runs.
 
 steps        the steps that a flow yields: commands, pipelines, pauses, signals
 coalescing   waits for a call that simultaneous callers share

@@ -46,13 +46,16 @@ class WaitingThread(Caller):
     def claim(self, leader: Caller) -> bool:
         """Join the shared call of another caller, the leader.
 
-        Return whether this thread joined.
+        Return False if this thread no longer waits.
         """
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers. Return whether this thread makes the call."""
+        """Let this thread make the next call for all waiting callers.
+
+        Return False if this thread no longer waits.
+        """
         permit.thread = self.thread
         if self._role.setdefault(None, permit) is not permit:
             return False
@@ -68,7 +71,7 @@ class WaitingThread(Caller):
     def wait(self, coalescer: Coalescer) -> None:
         """Wait for the outcome, or for a permit to make the call.
 
-        After WAIT_S, the outcome is APART.
+        After WAIT_S seconds, the outcome is APART: the thread must make a separate call.
         """
         while not self._woken.acquire(timeout=WAIT_S):
             role = self._role.setdefault(None, APART)
@@ -83,12 +86,12 @@ class WaitingThread(Caller):
                 return
 
     def permit(self) -> Permit | None:
-        """Return the permit with which this thread must make a call, or None without a permit."""
+        """Return the permit if this thread must make the shared call, or None."""
         role = self._role.setdefault(None, APART)
         return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
-        """Forget the permit after the coalescer has got it back."""
+        """Forget the permit, because it was given back."""
         self._role[None] = APART
 
 
@@ -96,7 +99,7 @@ class CoalescingThreads:
     """Makes shared calls for the threads that use one transport."""
 
     def coalesce(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
-        """Wait for a shared call or make it, and return this caller's outcome.
+        """Wait for a shared call or make it. Return this caller's outcome.
 
         Args:
             step: Step with the item of this caller.
@@ -150,7 +153,7 @@ class WaitingTask(Caller):
     Args:
         step: The step that the task executes.
         loop: Event loop of the task.
-        tasks: Object that starts the call if this task is the leader.
+        tasks: Object that starts the call if this task must make it.
         run: Function that runs the flow of `Coalescer.run`.
     """
 
@@ -174,7 +177,7 @@ class WaitingTask(Caller):
         self.is_called = False
 
     def claim(self, leader: Caller) -> bool:
-        """Join the shared call of another caller, the leader, or lead a call.
+        """Join a shared call. The leader is the caller that makes it, and may be this task.
 
         Return False if the task no longer waits.
         """
@@ -184,7 +187,10 @@ class WaitingTask(Caller):
         return True
 
     def lead(self, permit: Permit) -> bool:
-        """Start the next call for all waiting callers. Return False if the task no longer waits."""
+        """Start the next call for all waiting callers.
+
+        Return False if this task no longer waits.
+        """
         if not self.claim(self):
             return False
         self._tasks.start_call(self._coalescer, permit, self)
@@ -227,7 +233,7 @@ class CoalescingTasks:
             raise
 
     def _change_loop(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Change the event loop, because a program may run several loops one after another."""
+        """Use another event loop, because a program may run several loops one after another."""
         if coalescer.loop is None:
             coalescer.loop = loop
             return
@@ -238,7 +244,7 @@ class CoalescingTasks:
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
-        """Start a shared call for a waiting caller, and for callers that arrived later."""
+        """Start a shared call for a waiting caller, and for the callers that wait behind it."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:
@@ -264,7 +270,10 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """End the wait of each caller after WAIT_S, with APART. Repeat while callers wait."""
+        """End each wait that takes longer than WAIT_S seconds, with the outcome APART.
+
+        This repeats itself as long as callers wait.
+        """
         if coalescer.loop is not loop:
             return
         now = time.monotonic()
@@ -282,10 +291,11 @@ class CoalescingTasks:
 def coalesced(
     coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
 ) -> Flow[T]:
-    """Make the request of one caller, in a separate call or in a call that callers share.
+    """Make the request of one caller, in a separate call or in a call that several callers share.
 
     Args:
-        coalescer: Coalescer of the shared calls. Its outcomes are values or errors of `alone`.
+        coalescer: Object that makes the shared calls. Its outcomes are values or errors of the same
+            kind as those of `alone`.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
         alone: Function that makes the request in a separate call.
     """

@@ -1,4 +1,4 @@
-"""The steps that a flow yields and a transport executes: commands, pipelines, pauses, signals."""
+"""Define the steps that a flow yields to its transport: commands, pipelines, pauses, signals."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ROUND_S = 120.0
 
 
 def next_looks(turn: int, slots: int) -> range:
-    """Return the slots of a topic that a sleeping consumer polls next.
+    """Return the slots of a topic that a sleeping consumer checks next.
 
     Args:
-        turn: Index of the first slot to poll, where the previous poll ended. 0, or an index after
-            the topic's last slot, begins a new round.
+        turn: Index of the slot at which the previous check ended. If it is 0, or after the topic's
+            last slot, the checks begin again at slot 0.
         slots: Number of slots.
     """
     first = turn if turn < slots else 0
@@ -44,12 +44,13 @@ class Command(Generic[T]):
         keys: KEYS of the script.
         args: ARGV of the script.
         parse: Function that turns the reply into a value, or raises an RMQError.
-        marks_repeats: Whether a repeated call gets 1 as an additional last argument.
+        marks_repeats: Whether a repeat of the call gets 1 as an additional last argument.
         write: Words of a plain command that Redis executes before the script, in one transaction.
-        fails_fast: Whether the call fails at once while the master of its slot is away (Cluster).
-            The error's attribute `_repeat_for` is then the number of seconds for which the caller
-            may repeat the call.
-        args_alone: Function that returns the ARGV of an equivalent call without `write`.
+        fails_fast: Whether the call fails at once if the master of its slot is missing, in a
+            cluster. The error's attribute `_repeat_for` is then the number of seconds for which the
+            caller may repeat the call.
+        args_alone: Function that returns the ARGV of a call with the same effect, but without
+            `write`.
     """
 
     script: Script
@@ -62,13 +63,13 @@ class Command(Generic[T]):
     args_alone: Callable[[], Sequence[Any]] | None = None
 
     def alone(self) -> Command[T]:
-        """Return an equivalent call without a transaction."""
+        """Return a call that has the same effect without a transaction."""
         if self.args_alone is None:
             return self
         return replace(self, args=self.args_alone(), write=(), args_alone=None)
 
     def again(self) -> Command[T]:
-        """Return the call for a second attempt, after the first attempt got no reply."""
+        """Return the call to repeat after an attempt that got no reply."""
         if not self.marks_repeats:
             return self
         return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
@@ -78,14 +79,17 @@ class Command(Generic[T]):
 
 
 def is_master_away(value: object) -> bool:
-    """Return whether a command failed at once because its master is away (see `Command`)."""
+    """Return whether a command failed at once because its master is missing.
+
+    Only commands with `Command.fails_fast` do so.
+    """
     return isinstance(value, StorageError) and value._repeat_for is not None
 
 
 class Pipeline:
     """Execute commands in one round trip.
 
-    The value is a list with the value or the RMQError of each command.
+    The step returns a list with the value or the RMQError of each command.
     """
 
     __slots__ = ("commands",)
@@ -97,7 +101,7 @@ class Pipeline:
 class DurablePipeline:
     """Execute commands in one round trip, then wait until replicas or disks have the writes.
 
-    The value is a tuple of three parts: the values or RMQErrors of the commands, the number of
+    The step returns a tuple of three parts: the values or RMQErrors of the commands, the number of
     replicas that confirmed, and 1 if the server's own disk confirmed (0 if not).
     """
 
@@ -111,7 +115,7 @@ class DurablePipeline:
 class RawCommand:
     """Execute a plain command that only reads, or is safe to repeat.
 
-    The value is the raw reply.
+    The step returns the raw reply.
     """
 
     __slots__ = ("what", "words")
@@ -124,7 +128,7 @@ class RawCommand:
 class OnEveryMaster:
     """Execute a plain command on each master of a cluster, or on the only server.
 
-    The command must be safe to repeat. The value is the list of raw replies.
+    The command must be safe to repeat. The step returns the list of raw replies.
 
     Args:
         what: Name of the command in errors.
@@ -150,7 +154,7 @@ class OnEveryMaster:
 class AcceptsTransactions:
     """Check whether the server runs a script in a transaction. The check changes nothing.
 
-    The value is True or False.
+    The step returns True or False.
 
     Args:
         key: A key of the slot. A proxy chooses the server by this key.
@@ -191,9 +195,9 @@ class Await:
 
 
 class InThread:
-    """Make a blocking call, for example to a store. An async transport makes it in a thread.
+    """Make a blocking call, for example of an object store. An async transport uses a thread.
 
-    The value is the result of the call.
+    The step returns the result of the call.
     """
 
     __slots__ = ("call",)
@@ -203,7 +207,7 @@ class InThread:
 
 
 class Parked:
-    """A caller that waits for news from another thread or task."""
+    """A caller that waits until another thread or task has news for it."""
 
     __slots__ = ("_has_news", "_wake")
 
@@ -212,13 +216,16 @@ class Parked:
         self._wake: Callable[[], object] | None = None
 
     def note_news(self) -> None:
-        """End the current or the next wait of the caller."""
+        """Tell the caller that there is news. This ends its current or its next wait."""
         self._has_news = True
         if self._wake is not None:
             self._wake()
 
     def wake_by(self, wake: Callable[[], object]) -> None:
-        """Set a function to call when there is news. If there is news already, call it at once."""
+        """Set a function that is called when there is news.
+
+        If there is news already, the function is called at once.
+        """
         self._wake = wake
         if self._has_news:
             wake()
@@ -226,7 +233,7 @@ class Parked:
     def forget_news(self) -> None:
         """Forget the news, so that only later news ends a wait.
 
-        After this call, the caller must read what it waits for.
+        After this call, the caller must check once whether the thing it waits for has happened.
         """
         self._has_news, self._wake = False, None
 
@@ -244,7 +251,7 @@ class Park:
 class Coalesce:
     """Make a request in a call that other callers may share.
 
-    The value is the outcome for this caller. An error of the call is raised.
+    The step returns the outcome for this caller. An error of the call is raised.
 
     Args:
         coalescer: A `rmq.kernel.core.callers.Coalescer`.
@@ -261,7 +268,9 @@ class Coalesce:
 
 
 class Subscription:
-    """A consumer's subscription to wake-ups and, for hand-overs, to a channel of its own.
+    """A consumer's subscription to the topic's wake-ups, and to a channel of its own.
+
+    A send can deliver a message on the consumer's own channel, which is a hand-over.
 
     Args:
         channel: Pub/Sub channel of the topic's wake-ups.
@@ -269,11 +278,12 @@ class Subscription:
 
     Attributes:
         connection: A SubscribedConnection or a SubscriptionRefused, or None if not subscribed.
-        is_sharded: Whether the own channel is a shard channel of the topic's only slot (Cluster).
-        slot_channel: Prefix of a shard channel's name; empty if the topic is not open, or has
-            several slots.
-        own_channel: Name of the consumer's own channel, or empty without such a channel. The name
-            ends with random characters, and is new for each connection.
+        is_sharded: Whether the own channel is a shard channel, in a cluster, for a topic with one
+            slot.
+        slot_channel: Prefix of a shard channel's name. Empty if the topic's settings are not known,
+            or if it has several slots.
+        own_channel: Name of the consumer's own channel, or empty if it has none. The name ends with
+            random characters, and is new for each connection.
         payloads: Unread messages of the own channel: hand-overs, and the numbers that scripts
             publish.
         heard: Last number that was read from the own channel.
@@ -300,18 +310,18 @@ class Subscription:
         self.wait: Callable[[float], object] | None = None
 
     def required_channels(self) -> Sequence[bytes]:
-        """Return the channels that the next connection subscribes to first."""
+        """Return the channels to which a new connection must subscribe."""
         return [self.channel]
 
     def missing_channels(self) -> Sequence[bytes]:
-        """Return further channels that the current connection must subscribe to now."""
+        """Return further channels to which the current connection must subscribe now."""
         return ()
 
     def note_subscribed(self, channels: Iterable[bytes]) -> None:
         """Record that Redis has confirmed the subscription to these channels."""
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Add the slot that a wake-up names to the set of signals."""
+        """Read a wake-up, and add the slot that it names to `signals`."""
         with suppress(ValueError):
             signals.add(int(payload))
 
@@ -328,7 +338,8 @@ class Subscription:
     def new_own_channel(self) -> bytes:
         """Return a new channel name for one connection.
 
-        Because of the random end, a hand-over arrives only on the connection that left the credit.
+        The name ends with random characters. So a hand-over arrives only on the connection whose
+        consumer left the credit for it.
         """
         stem = self.slot_channel + b":s:" if self.is_sharded else self.channel + b":"
         return stem + secrets.token_hex(8).encode()
@@ -345,10 +356,11 @@ class Subscription:
 class AwaitSignal:
     """Wait for wake-ups of a topic's slots.
 
-    The value is the set of slots that have work. It is empty if no wake-up arrives in time.
+    The step returns the set of slots that have work. The set is empty if no wake-up arrives in
+    time.
 
-    A message on the subscription's own channel also ends the wait, and is stored in the
-    subscription. The first wait of a subscription subscribes and returns at once.
+    A message on the consumer's own channel also ends the wait, and is stored in the subscription.
+    If there is no connection yet, the step subscribes and returns at once.
     """
 
     __slots__ = ("seconds", "subscription")
@@ -400,8 +412,8 @@ def durable_pipeline(
     """Execute commands in one round trip, and wait until replicas or disks have the writes.
 
     Returns:
-        The values or RMQErrors of the commands, and a text about replicas or disks that did not
-            confirm. The text is empty if all confirmed.
+        The values or RMQErrors of the commands, and a text that says which replicas or disks did
+            not confirm. The text is empty if all confirmed.
     """
     if wanted is None:
         return (yield Pipeline(commands)), ""

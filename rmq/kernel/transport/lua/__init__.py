@@ -1,4 +1,4 @@
-"""The Lua scripts, in the form that Redis gets.
+"""Turn the Lua scripts into the form that Redis gets.
 
 script_loader   finds `lua/`, and composes each script
 inlining        replaces constants and calls of inline functions

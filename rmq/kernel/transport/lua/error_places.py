@@ -1,8 +1,8 @@
 """Add source file and line to the error of a script, and restore the names of its locals.
 
-Redis names a line of the composed text. After such an error, the script is composed again with a
-mark in each source line. The marks are used only if the text without marks equals the text that
-Redis has.
+An error of Redis names a line of the composed text. After such an error, the script is composed
+again, with a mark in each source line. The marks are used only if the text without them equals the
+text that Redis has.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FIRST = ord(PLACES[0])
 
 
 def with_places(text: str, name: str) -> str:
-    """Return the text of an error with source places, such as `lua/lib/records/record.lua:42`.
+    """Add source file and line to the text of an error, such as `lua/lib/records/record.lua:42`.
 
-    Locals get the names that they have in the sources. The text is unchanged if it names no line,
-    or if the sources have changed.
+    Names of local variables are restored to their names in the sources. The text is unchanged if it
+    names no line, or if the sources have changed.
 
     Args:
         text: The error of Redis.
@@ -51,7 +51,7 @@ def with_places(text: str, name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """Places and local names in the sources, for a text that was sent to Redis."""
+    """Where the lines and names of a composed text come from in the sources."""
 
     places: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
@@ -59,7 +59,7 @@ class _Source(NamedTuple):
 
 @functools.cache
 def _source_of(name: str, text: str) -> _Source:
-    """Return the source of a composed script.
+    """Find out where the lines and names of a composed text come from.
 
     The result is empty if the sources have changed since Redis got the text.
     """
@@ -81,7 +81,7 @@ class _Marks:
         self._places: list[str] = []  # by the index of the character
 
     def mark(self, name: str, body: str) -> str:
-        """Return the text of a file without its header, with marked lines."""
+        """Return the text of a file without its header, with a mark at the end of each line."""
         first = script_loader.source(name).count("\n") - body.count("\n") + 1
         return "".join(
             self._marked(line, f"lua/{script_loader.path_of(name)}.lua:{number}")
@@ -89,7 +89,7 @@ class _Marks:
         )
 
     def places(self, marked: str) -> list[str]:
-        """Return the source place of each line of a text, or "" for a line without a mark."""
+        """Return the source file and line of each line of a text, or "" if it has no mark."""
         marks = [_PLACE.search(line) for line in marked.splitlines()]
         return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 

@@ -1,22 +1,23 @@
 """Replace constants and calls of inline functions in the Lua scripts.
 
-Each execution of a script creates its locals and functions again. A constant costs an instruction.
-A function costs as much as a tenth of a call of Redis. The text for Redis therefore contains only
-values and statements in place of the constants and functions of `lua/lib/`.
+Each execution of a script creates its local variables and functions again. A constant costs an
+instruction, and a function costs a tenth of a call of Redis. So in the text for Redis, values
+replace the constants of `lua/lib/`, and statements replace its inline functions.
 
-- A constant is a local in capitals whose value is a number or a string.
+- A constant is a local variable in capitals whose value is a number or a string.
 - An inline function has the line `--- @inline` above it. Each call of an inline function is a
   statement: `f(x)`, `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. The function may return
   early, by guard clauses. Its lines are then put inside `repeat ... until true`, and a `break`
-  replaces the early return. A `break` inside a loop of the function would end only that loop. So
-  an early return in a loop is refused, unless all calls have the form `return f(x)`.
+  replaces the early return. A `break` inside a loop of the function would only end that loop. So an
+  early return in a loop is refused, unless all calls have the form `return f(x)`.
 
-The replacement does the same as the call: arguments are evaluated first, once each, and names of
-the function do not conflict with names of its caller. A call that these rules do not cover is an
-error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both forms.
+The replacement does the same as the call. Arguments are evaluated first, once each. Names in the
+function do not conflict with names in its caller. If a call does not follow these rules, loading
+the script fails. `tests/lua/test_inlining.py` runs each script in both forms.
 
-A line may end with a character of `PLACES`, which stands for its file and line (`error_places.py`).
-The character moves with its line. It does not change the rest of the text.
+A line may end with a character of `PLACES`, which stands for its source file and line
+(`error_places.py`). The character moves together with its line, and does not change the rest of the
+text.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ _LOOP = re.compile(r" *(for|while|repeat)\b")
 
 
 class _Function(NamedTuple):
-    """An inline function: its lines, indented by two, and the values that it returns at its end."""
+    """An inline function that was read from a script.
+
+    Its lines are indented by two. The `results` are the values that it returns at its end.
+    """
 
     name: str
     parameters: list[str]
@@ -72,7 +76,7 @@ class _Function(NamedTuple):
 
 
 def without_comments(text: str) -> str:
-    """Return a script without comments, but with the marks of inline functions."""
+    """Remove comments from a script, except the lines that mark inline functions."""
     return "".join(
         _COMMENT.sub(lambda match: match.group(1) or "", line) if "--" in line else line
         for line in text.splitlines(keepends=True)
@@ -80,7 +84,7 @@ def without_comments(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return a script with the values of constants in place of their names.
+    """Replace the names of constants in a script by their values.
 
     Raises:
         ValueError: Two constants have the same name.
@@ -101,7 +105,7 @@ def folded(text: str) -> str:
 
 
 def inlined(text: str) -> str:
-    """Return a script with calls of inline functions replaced by their lines.
+    """Replace calls of inline functions in a script by the functions' lines.
 
     Raises:
         ValueError: A function or a call does not follow the rules of this module.
@@ -123,7 +127,9 @@ def inlined(text: str) -> str:
 
 
 def block_end(indent: str, text: str, start: int) -> int:
-    """Return the start of the first line with less indentation, or the length of the text.
+    """Return the position at which an indented block ends.
+
+    This is the start of the first line with less indentation, or the end of the text.
 
     Args:
         indent: Indentation of the block.
@@ -150,12 +156,12 @@ def is_used(name: str, text: str, start: int, end: int) -> bool:
 
 
 def called(text: str) -> str:
-    """Return a script with normal functions instead of inline functions. Tests compare both."""
+    """Turn the inline functions of a script into normal functions. Tests compare both forms."""
     return _MARK.sub("", text)
 
 
 def names(text: str) -> list[str]:
-    """Return the names of the inline functions of a text."""
+    """Return the names of the inline functions that a text defines."""
     found = (_INLINE.match(text, mark.start()) for mark in _MARK.finditer(text))
     return [definition.group(2) for definition in found if definition]
 
@@ -170,7 +176,7 @@ def _read(name: str, parameters: str, body: str) -> _Function:
 
 @functools.lru_cache(512)
 def _without_inner_functions(text: str) -> str:
-    """Remove inner functions from the lines of a function."""
+    """Remove functions that are defined inside a function from its lines."""
     return _INNER_FUNCTION.sub(
         lambda match: match[1] + match[2] + "\n" * match.group().count("\n"), text
     )
@@ -224,8 +230,8 @@ def _inlined(
         arguments: Arguments of the call.
         returns: Whether the call is a `return f(x)`.
         local: Whether the call declares its targets as locals.
-        targets: Names to which the call assigns.
-        place: Character of `PLACES` at the end of the call's first line, or "" without it.
+        targets: Names to which the call assigns its results.
+        place: Character of `PLACES` at the end of the call's first line, or "" if there is none.
     """
     name, lines, results = function.name, function.lines, function.results
     if results is None and (returns or targets):
@@ -270,7 +276,7 @@ def _inlined(
 
 
 def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
-    """Replace each early return of a function with an assignment to the targets and a `break`."""
+    """Replace each early return of a function by an assignment of its values and a `break`."""
     lines = [line for line in lines if line.strip()]
     code = _without_inner_functions("".join(f"{line}\n" for line in lines)).splitlines()
     depths = [len(line) - len(line.lstrip(" ")) for line in lines]
@@ -301,7 +307,7 @@ def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
 def _assignment(targets: list[str], statement: str) -> list[str]:
     """Return the lines that assign the values of a `return` to targets.
 
-    Without targets, the lines only execute the calls among the values.
+    If there are no targets, the lines only execute the calls among the values.
     """
     found = _RETURN.fullmatch(statement)
     assert found is not None
@@ -345,7 +351,7 @@ def _declared_in(line: str) -> frozenset[str]:
 
 
 def _is_assigned(name: str, lines: list[str]) -> bool:
-    """Return whether a line may assign to a name, or declare it again."""
+    """Return whether a line of Lua may assign to a variable, or declare it again."""
     for line in lines:
         if name not in line:
             continue
@@ -358,7 +364,7 @@ def _is_assigned(name: str, lines: list[str]) -> bool:
 
 
 def _renamed(text: str, name: str, fresh: str) -> str:
-    """Return Lua code in which a local has another name."""
+    """Return Lua code in which a local variable has another name."""
     if name not in text:
         return text
 

@@ -2,12 +2,12 @@
 
 An installed RMQ has the scripts in `rmq/lua/`. This folder may be in a zip on `sys.path`, as with
 `spark-submit --py-files`. A checkout and an editable install have the scripts in a folder next to
-`pyproject.toml`. The first folder that exists is used.
+`pyproject.toml`. The first of these folders that exists is used.
 
-Composing a script takes up to 0.1 s. A wheel therefore contains the composed texts of
-`tools/compose_scripts.py`. A checkout keeps them in `.rmq/scripts` with a hash of their sources, so
-an edit takes effect at once. If this directory cannot be written, each process composes its
-scripts.
+Composing a script takes up to 0.1 s. So a wheel contains composed texts, which
+`tools/compose_scripts.py` makes. A checkout keeps them in `.rmq/scripts` with a hash of their
+sources, so an edit takes effect at once. If this directory cannot be written, each process composes
+its scripts.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _CONTAINERS = ("pubsub",)  # commands whose first argument is a subcommand
 
 @functools.cache
 def commands_in(script: str) -> frozenset[str]:
-    """Return the commands that a script calls, in lower case."""
+    """Return the Redis commands that a script calls, in lower case."""
     return commands_of_text(load(script).text)
 
 
 def commands_of_text(text: str) -> frozenset[str]:
-    """Return the commands that a text in Lua calls, in lower case.
+    """Return the Redis commands that a text in Lua calls, in lower case.
 
     Raises:
         ValueError: The text computes the name of a command.
@@ -89,7 +89,7 @@ Sites = dict[str, list[str]]  # places of the lines that include a library, by l
 
 
 class Script:
-    """A Lua script: its verb, the text for Redis, and the SHA-1 of this text."""
+    """A Lua script: its name (a verb), the text for Redis, and the SHA-1 of this text."""
 
     __slots__ = ("name", "sha", "text")
 
@@ -106,7 +106,7 @@ class Script:
 def plain(name: str) -> Script:
     """Return a plain command as a `Script`, so that it can be part of a pipeline of script calls.
 
-    It has no SHA-1, because there is no script to load.
+    The result has no SHA-1, because there is no script to load.
     """
     command = Script(name, "")
     command.sha = ""
@@ -159,14 +159,14 @@ def path_of(name: str) -> str:
     """Return the path of a script or a library in `lua/`, without `.lua`.
 
     Args:
-        name: The verb of a script, which may be in any folder, or the path of a library.
+        name: Name of a script, which may be in any folder, or path of a library.
     """
     return name if "/" in name else _paths().get(name, name)
 
 
 @functools.cache
 def _paths() -> dict[str, str]:
-    """Return the path of each script by its verb, without libraries and composed texts.
+    """Return the path of each script by its name, without libraries and composed texts.
 
     Raises:
         ValueError: Two folders have a script with the same name.
@@ -197,18 +197,21 @@ def expanded(
     name: str = "",
     sites: Sites | None = None,
 ) -> str:
-    """Return a script with its includes replaced, each indented like its include line.
+    """Replace the include lines of a script by the text of the libraries.
 
-    An include at the left margin counts for the rest of the script. An indented include belongs to
-    its block, and is executed only with the block. A library is not included again at a place where
-    the script already has it.
+    The text is indented like its include line.
+
+    An include at the left margin is in effect for the rest of the script. An indented include
+    belongs to its block, and is executed only with the block. A library is not included again where
+    it is already in effect.
 
     Args:
         text: Text of a file without its header.
-        known: Libraries that the text already has.
-        mark: Function that ends each line of a file with a character of `PLACES`. See `full_text`.
+        known: Libraries that are already in effect.
+        mark: Function that puts a character of `PLACES` at the end of each line, as for
+            `full_text`.
         name: Name of the script or library.
-        sites: Dict that receives the places of the include lines of each library.
+        sites: Dict to which the places of each library's include lines are added.
     """
     here = set() if known is None else known
     first = _header_lines(name) + 1 if name else 1
@@ -243,10 +246,10 @@ def expanded(
 
 
 def pruned(text: str) -> str:
-    """Return a script without unused functions and tables.
+    """Remove unused functions and tables from a script.
 
-    Each execution of a script creates its functions again. The text for Redis therefore contains
-    only the functions of a library that the script calls.
+    Each execution of a script creates its functions again. So the text for Redis contains only
+    those functions of a library that the script calls.
     """
     plain = _STRING.sub(lambda match: " " * len(match.group()), text)  # strings use nothing
     for start in reversed([match.start() for match in _LOCAL.finditer(plain)]):
@@ -261,16 +264,16 @@ def pruned(text: str) -> str:
 
 
 def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) -> str:
-    """Return a script with includes and constants replaced, without header and comments."""
+    """Compose a script: replace includes and constants, and remove its header and comments."""
     text = expanded(_part(name, mark), mark=mark, name=name, sites=sites)
     return folded(without_comments(text))
 
 
 def _check_once(name: str, text: str, sites: Sites) -> None:
-    """Check that the text of a script contains no library function twice.
+    """Raise an error if the text of a script contains a library function twice.
 
-    A short form in `alone/` may repeat a function of the long form. If both forms had one function
-    in common, each execution would create it.
+    A script may have a short form in `alone/`, for one plain message. The short form may repeat a
+    function of the long form. If both forms shared this function, each execution would create it.
 
     Raises:
         ValueError: A function occurs twice. The error names the script, the library and two lines.
@@ -297,25 +300,25 @@ ALL_KEYS = "all_keys"  # name of the list of all keys in a script that repeats i
 
 
 def keys_of(name: str) -> tuple[list[str], bool]:
-    """Return the names of a script's keys, and whether the keys repeat.
+    """Return the names that a script gives to its keys, and whether the keys repeat.
 
-    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, the
-    keys repeat: a call has these keys for each of several slots. The names begin as the keys of the
-    first slot. The script assigns the names again for each further slot. `all_keys` is the list of
-    all keys.
+    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, a call
+    has these keys for each of several slots. At first, the names are the keys of the first slot.
+    The script assigns them again for each further slot. The name `all_keys` is the list of all
+    keys.
     """
     line = _KEYS.search(_body(name))
     return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
 
 
 def bound(name: str, text: str) -> str:
-    """Return a script that begins with a `local` line for the keys that the script uses.
+    """Add a `local` line for the keys that a script uses to its beginning.
 
-    Libraries of the script use the same names. The line `--- @needs slot store` of a library says
-    which keys the library reads.
+    The libraries of the script use the same names. A line such as `--- @needs slot store` in a
+    library says which keys it reads.
 
     Raises:
-        ValueError: A function of the text reads a key that the script does not have.
+        ValueError: A function in the text reads a key that the script does not have.
     """
     plain = _STRING.sub("''", text)
     keys, repeat = keys_of(name)
@@ -342,7 +345,7 @@ def _keys_read_by(part: str) -> list[str]:
 
 
 def _is_read(key: str, plain: str) -> bool:
-    """Return whether a text without strings reads a key, and has no local of that name."""
+    """Return whether a text without strings reads a key, and has no local variable of that name."""
     return bool(
         re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
         and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)
@@ -355,13 +358,13 @@ def final_text(name: str) -> str:
 
 
 def full_text(name: str, mark: Mark | None = None) -> str:
-    """Compose a script: one text, without unused parts, indentation and empty lines.
+    """Compose a script to one text, without unused parts, indentation and empty lines.
 
-    Locals have the names that they have in the sources.
+    Local variables keep the names that they have in the sources.
 
     Args:
-        name: Verb of the script.
-        mark: Function that ends each line of a file with a character of `PLACES`, for
+        name: Name of the script.
+        mark: Function that puts a character of `PLACES` at the end of each line, for
             `error_places.py`.
     """
     sites: Sites = {}
@@ -373,7 +376,7 @@ def full_text(name: str, mark: Mark | None = None) -> str:
 
 @functools.cache
 def load(name: str) -> Script:
-    """Return a script by its verb, with the text for Redis."""
+    """Return the script with this name, with its text for Redis."""
     built = directory() / COMPOSED / f"{name}.lua"
     if built.is_file():
         return Script(name, built.read_text(encoding="utf-8"))
@@ -400,7 +403,7 @@ class _KeptTexts:
     def text(self, name: str) -> str:
         """Return the text of a script.
 
-        If a source has changed, compose the text again and keep it.
+        If a source has changed, the text is composed again and kept.
         """
         path = self._place / f"{name}.lua"
         with suppress(OSError, ValueError):
@@ -428,7 +431,7 @@ def _sources(name: str) -> list[str]:
 
 
 def _hash_of(sources: Iterable[str]) -> str:
-    """Return a hash of some Lua files and of the code that composes them."""
+    """Return a hash of Lua files and of the code that composes them."""
     found = hashlib.sha256(_code())
     for part in sources:
         found.update(source(part).encode())
@@ -443,5 +446,5 @@ def _code() -> bytes:
 
 
 def names() -> list[str]:
-    """Return the verbs of all scripts, in alphabetical order."""
+    """Return the names of all scripts, in alphabetical order."""
     return sorted(_paths())

@@ -1,7 +1,8 @@
-"""Shorten the text of a composed script: short names of locals, and no spaces that Lua ignores.
+"""Shorten the text of a composed script: rename local variables, and remove needless spaces.
 
-Redis keeps the text of each script, and each new server loads all texts. A line stays a line, so
-that an error names its place in the sources. Both texts compile to the same instructions.
+Redis keeps the text of each script, and each new server loads all texts. Lines are not joined, so
+that the line in an error leads to its place in the sources. The short and the long text compile to
+the same instructions.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ _OPENING = {"}": "{", ")": "(", "]": "["}
 
 
 def shortened(text: str) -> str:
-    """Return a composed script with short names and without spaces that Lua ignores.
+    """Shorten the local names of a composed script, and remove spaces that Lua ignores.
 
     Raises:
-        ValueError: The braces of a table contain a function. Its locals would look like fields.
+        ValueError: The braces of a table contain a function, whose local variables would look like
+            fields.
     """
     title, _, code = text.partition("\n")
     short, done, end = short_names(text), list[str](), 0
@@ -50,7 +52,10 @@ def shortened(text: str) -> str:
 
 
 def short_names(text: str) -> dict[str, str]:
-    """Return a short name for each local. The more uses a local has, the shorter is its name."""
+    """Choose a short name for each local variable.
+
+    A variable with more uses gets a shorter name.
+    """
     code = text.partition("\n")[2]
     groups = itertools.chain.from_iterable(map(re.Match.groups, _DECLARED.finditer(code)))
     declared = set(re.findall(r"\w+", " ".join(filter(None, groups)))) - RESERVED
@@ -63,11 +68,11 @@ def short_names(text: str) -> dict[str, str]:
 
 
 def with_long_names(error: str, names: Mapping[str, str]) -> str:
-    """Return an error of Lua in which short names are replaced by the names of the sources.
+    """Replace short names in an error of Lua by the names in the sources.
 
     Args:
         error: Text of the error.
-        names: Name of each local in the sources, by its short name.
+        names: Name of each local variable in the sources, by its short name.
     """
     return _NAMED.sub(lambda match: f"{match[1]} '{names.get(match[2], match[2])}'", error)
 

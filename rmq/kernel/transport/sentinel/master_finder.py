@@ -1,7 +1,7 @@
-"""Find the master by a query to the sentinels.
+"""Find the master of a service by a query to the sentinels.
 
-A finder belongs to one pool, so a forked process or another event loop has its own finder. It keeps
-one connection, to the sentinel that answered last.
+A finder belongs to one pool of connections, so a forked process or another event loop has its own
+finder. The finder keeps a connection to the sentinel that answered last.
 
 Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. RMQ sends SENTINEL MASTER,
 because the flags in its reply show whether the sentinel can reach the master. An attempt to connect
@@ -42,7 +42,7 @@ class NoMaster(redis.ConnectionError):
 
 
 class FinderState:
-    """The last answer of the sentinels, and the rules of the next query.
+    """The last answer of the sentinels, and the rules for the next query.
 
     Args:
         sentinels: The sentinels and the service.
@@ -51,7 +51,7 @@ class FinderState:
 
     Attributes:
         master: The last master that a sentinel named.
-        moves: Number of changes of the master.
+        moves: How often the master has changed.
     """
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
@@ -73,9 +73,9 @@ class FinderState:
         return (connection.host, connection.port) == self.master
 
     def forget(self) -> None:
-        """Make the next `refresh` query the sentinels.
+        """Let the next call of `refresh` query the sentinels.
 
-        The long pause after a slow query without an answer is not shortened.
+        After a slow query without an answer there is a long pause, which is not shortened.
         """
         if self._ask_at <= self._asked_at + ASK_S:
             self._ask_at = float("-inf")
@@ -128,7 +128,10 @@ class FinderState:
         self._ask_at = self._asked_at + pause_s
 
     def _failed(self, errors: dict[HostPort, Exception], down: str) -> Exception | None:
-        """Return the error of a query, or None if the last known master may still be used."""
+        """Return the error of a query that found no master.
+
+        Return None if the last known master may still be used.
+        """
         if down:
             return NoMaster(down)
         if self.master is not None:
@@ -159,17 +162,20 @@ class AsyncMasterFinder(FinderState):
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Query the sentinels if the last answer is older than ASK_S. No error is raised."""
+        """Query the sentinels if their last answer is older than ASK_S seconds.
+
+        No error is raised.
+        """
         if self._is_due():
             async with self._lock:
                 if self._is_due():
                     await self._ask_all()
 
     async def locate(self) -> HostPort:
-        """Return the address for a new connection.
+        """Return the address of the master, for a new connection.
 
         Raises:
-            NoMaster: There is no master now.
+            NoMaster: The sentinels name no master that can be used.
             ConfigurationError: The sentinels do not know the service, or refuse access.
         """
         async with self._lock:

@@ -23,17 +23,20 @@ class MasterFinder(FinderState):
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Query the sentinels if the last answer is older than ASK_S. No error is raised."""
+        """Query the sentinels if their last answer is older than ASK_S seconds.
+
+        No error is raised.
+        """
         if self._is_due():
             with self._lock:
                 if self._is_due():
                     self._ask_all()
 
     def locate(self) -> HostPort:
-        """Return the address for a new connection.
+        """Return the address of the master, for a new connection.
 
         Raises:
-            NoMaster: There is no master now.
+            NoMaster: The sentinels name no master that can be used.
             ConfigurationError: The sentinels do not know the service, or refuse access.
         """
         with self._lock:

@@ -1,14 +1,14 @@
-"""Connections to the master that the sentinels name, and pools of these connections.
+"""Make and pool connections to the master that the sentinels name.
 
-A server that was frozen or disconnected may still accept writes as a former master for ten seconds
-after it wakes up. Four rules keep clients away from such a server:
+A former master that was frozen or disconnected may still accept writes for ten seconds after it
+wakes up. Four rules keep clients away from such a server:
 
 - A new connection goes to the server that the sentinels name. It is used only if this server also
   says that it is the master.
 - After a query to the sentinels, open connections are used for one second without a new query.
-- If the sentinels name another server, the pool closes all idle connections and begins a new epoch,
-  so subscriptions are replaced. Connections in use are closed before their next use.
-- After a slow reply the sentinels are queried again. The reply counts only if its server is still
+- If the sentinels name another server, the pool closes all idle connections. It also begins a new
+  epoch, so that subscriptions are replaced. Connections in use are closed before their next use.
+- After a slow reply the sentinels are queried again. The reply is used only if its server is still
   the master, because a frozen server answers old commands when it wakes up.
 
 If no sentinel answers, the client continues with the last known master.
@@ -35,7 +35,7 @@ ROLE = hiredis.pack_command(("ROLE",))
 
 
 class NotMaster(redis.ConnectionError):
-    """The sentinels named a server as the master, but the server reports another role."""
+    """Raised if the sentinels name a server as the master, but the server has another role."""
 
 
 def check_role(reply: Any, connection: Any) -> None:
@@ -48,7 +48,7 @@ def check_role(reply: Any, connection: Any) -> None:
 
 
 class AsyncMasterConnection(aredis.Connection):
-    """A connection of redis-py to the master. Any other server is refused.
+    """A connection of redis-py to the master, which refuses any other server.
 
     Args:
         finder: Finds the master.
@@ -93,7 +93,7 @@ class AsyncSentinelPool(AsyncPool):
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     async def take(self) -> PooledConnection:
-        """Return a connection to the current master. See `AsyncPool.take`."""
+        """Return a connection to the current master, as `AsyncPool.take` describes."""
         await self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -106,7 +106,10 @@ class AsyncSentinelPool(AsyncPool):
             await self.discard(pooled, with_idle=False)
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Read replies as `AsyncPool.read` does. A slow reply of a former master counts as lost."""
+        """Read replies as `AsyncPool.read` does.
+
+        A slow reply of a former master is treated as lost.
+        """
         slow_at = pooled.taken_at + SLOW_S
         replies = await super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -126,7 +129,7 @@ class AsyncSentinelPool(AsyncPool):
 def how_to_ask(
     connector: Connector, address: Address, timeout_s: float
 ) -> tuple[Sentinels, str, Callable[[HostPort], Any]]:
-    """Return the arguments of a finder: sentinels, URL, and how to connect to a sentinel."""
+    """Return the arguments for a finder of the master: sentinels, URL, and a connect function."""
     sentinels = address.sentinels
     assert sentinels is not None
     connect = partial(_sentinel_connection, connector, sentinels, timeout_s)
@@ -136,7 +139,7 @@ def how_to_ask(
 def _sentinel_connection(
     connector: Connector, sentinels: Sentinels, timeout_s: float, sentinel: HostPort
 ) -> Any:
-    """Return an unopened connection to a sentinel."""
+    """Return a new connection to a sentinel, not yet connected."""
     wait_s = min(timeout_s, ANSWER_TIMEOUT_S)
     return connector.new(
         host=sentinel[0],

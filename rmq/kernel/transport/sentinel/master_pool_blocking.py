@@ -18,7 +18,7 @@ from rmq.kernel.transport.url import Address
 
 
 class MasterConnection(redis.Connection):
-    """A connection of redis-py to the master. Any other server is refused.
+    """A connection of redis-py to the master, which refuses any other server.
 
     Args:
         finder: Finds the master.
@@ -63,7 +63,7 @@ class SentinelPool(Pool):
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
     def take(self) -> PooledConnection:
-        """Return a connection to the current master. See `Pool.take`."""
+        """Return a connection to the current master, as `Pool.take` describes."""
         self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
@@ -76,7 +76,10 @@ class SentinelPool(Pool):
             self.discard(pooled, with_idle=False)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """Read replies as `Pool.read` does. A slow reply of a former master counts as lost."""
+        """Read replies as `Pool.read` does.
+
+        A slow reply of a former master is treated as lost.
+        """
         slow_at = pooled.taken_at + SLOW_S
         replies = super().read(pooled, count)
         if time.monotonic() > slow_at:

@@ -1,4 +1,4 @@
-"""The transports to one server, and the code that they have in common.
+"""Send commands to a single server.
 
 blocking, asyncio   the transports
 driver              the common code of both, written once

@@ -1,6 +1,6 @@
-"""The asyncio transport: runs flows over asyncio connections of redis-py.
+"""Run flows over asyncio connections of redis-py.
 
-Like the transport in `blocking`, it writes to its connections directly.
+Like the transport in the module `blocking`, this transport writes to its connections directly.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
 class Doorbell:
-    """Reads replies from a connection. Another task can end a wait for a reply.
+    """Reads replies from a connection, and lets another task end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply. Before the first reply, the time at which this
+        heard_at: Time of the last reply by the monotonic clock, at first the time at which this
             object was made.
     """
 
@@ -79,13 +79,13 @@ class Doorbell:
             self._scope = None
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
 
 class AsyncTransport(AsyncDriver):
     """Runs flows inside one event loop, for any number of tasks.
 
-    Otherwise it is the same as `Transport`.
+    It has the same arguments as `Transport`.
     """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
@@ -113,9 +113,9 @@ class AsyncTransport(AsyncDriver):
     # --- flows -----------------------------------------------------------------------------------
 
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S.
+        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S seconds.
 
-        The cleanup hands back messages that the flow had received.
+        The cleanup releases messages that the flow had received.
         """
         try:
             async with asyncio.timeout(HAND_BACK_S):

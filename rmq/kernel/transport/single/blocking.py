@@ -1,9 +1,9 @@
-"""The blocking transport: runs flows over connections of redis-py.
+"""Run flows over blocking connections of redis-py.
 
-It writes to its connections directly. For each command, redis-py's own client would reserve a
-connection of its pool, check the socket and return the connection. This is half of the cost of a
-small command, and RMQ does not need it. A dead connection fails at the next command, and each
-command is safe to repeat (`rmq.kernel.transport.connections.pool`).
+The transport writes to its connections directly. For each command, redis-py's own client would take
+a connection from its pool, check the socket and give the connection back. This takes half of the
+time of a small command. RMQ does not need the check: a dead connection fails at the next command,
+and each command is safe to repeat (`rmq.kernel.transport.connections.pool`).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Doorbell:
-    """Reads replies from connections. Another thread can end a wait for a reply.
+    """Reads replies from connections, and lets another thread end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply. Before the first reply, the time at which this
+        heard_at: Time of the last reply by the monotonic clock, at first the time at which this
             object was made.
     """
 
@@ -119,7 +119,7 @@ class Transport(Driver):
         timeout_s: Longest wait for a reply.
 
     Attributes:
-        commands: Number of commands sent. A call of a script counts as one command.
+        commands: Number of commands that were sent. A call of a script is one command.
     """
 
     uses_shard_channels = False  # whether hand-overs use shard channels, as on a Cluster
@@ -145,16 +145,16 @@ class Transport(Driver):
 
     @property
     def url(self) -> str:
-        """The URL of the same Redis for other processes. It may contain a password."""
+        """The URL with which other processes reach the same Redis. It may contain a password."""
         embedded = self._connector.embedded
         return self.address.url if embedded is None else f"unix://{quote(embedded.socket)}"
 
     # --- flows -----------------------------------------------------------------------------------
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S.
+        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S seconds.
 
-        The cleanup hands back messages that the flow had received.
+        The cleanup releases messages that the flow had received.
         """
         brief = self._brief(min(HAND_BACK_S, self.timeout_s))
         try:
@@ -165,7 +165,7 @@ class Transport(Driver):
             brief._end_brief()
 
     def _brief(self, timeout_s: float) -> Transport:
-        """Return a transport to the same server that has its own connections and makes no retries.
+        """Return a transport to the same server, with its own connections and without retries.
 
         The caller closes these connections with `_end_brief`.
         """
@@ -242,9 +242,9 @@ class Transport(Driver):
         return self._pool.is_own and subscribed.epoch == self._pool.epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
-        """Return whether this thread already waits among `callers`.
+        """Return whether this thread already makes a call that `callers` counts.
 
-        If this is the case, the current call comes from a signal handler.
+        If so, a signal handler interrupted that call and makes the current call.
         """
         return callers.is_used_by(threading.get_ident())
 
@@ -262,15 +262,15 @@ class Listener:
     """Waits for messages on the channels of many topics, as a worker does.
 
     One thread waits on the connection of the listener, and any thread can end the wait. If the ACL
-    refuses a channel, the worker polls the topic and tries to subscribe again after a minute.
-    Channels for hand-overs are added later, and end with the connection.
+    refuses a channel, the worker polls its topic, and tries to subscribe again after a minute.
+    Channels for hand-overs are added later, and are lost with the connection.
 
     Args:
         transport: Transport that makes the connection.
         channels: Channels to subscribe to.
 
     Attributes:
-        added: Channels added to this connection, and confirmed by Redis.
+        added: Channels that were added to this connection and confirmed by Redis.
         has_missed: Whether signals may have been sent while the listener was not subscribed.
     """
 
@@ -284,7 +284,7 @@ class Listener:
 
     @property
     def is_heard(self) -> bool:
-        """Whether all channels of the listener are subscribed."""
+        """Whether Redis has confirmed the subscription to all channels."""
         return self._subscribed is not None and not self._subscribed.refused
 
     def wake(self) -> None:
@@ -336,7 +336,7 @@ class Listener:
         return signals
 
     def _read(self, subscribed: SubscribedConnection, until: float, signals: list[Signal]) -> None:
-        """Read until a wake-up arrives, then read all further wake-ups that have arrived."""
+        """Wait for a wake-up, then read all further wake-ups that have already arrived."""
         if not self._transport.is_current(subscribed):
             raise redis.ConnectionError("other connections of this client have died")
         while True:

@@ -1,8 +1,8 @@
-"""The common code of the transports: run flows, and perform the operations of their rules.
+"""Run flows and perform operations, with code that all transports share.
 
-`AsyncDriver` is for the tasks of one event loop. `Driver` is for threads, and generated from it.
-The modules `blocking` and `asyncio` contain the differences: waits, background work and the end of
-a call.
+`AsyncDriver` is for the tasks of one event loop. `Driver` is for threads, and is generated from
+`AsyncDriver`. The modules `blocking` and `asyncio` have the code that differs: waits, background
+work and the end of a call.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class AsyncDriver:
         raise NotImplementedError
 
     async def _own_step(self, step: Step) -> Any:
-        """Execute a step that waits, or that continues in the background."""
+        """Execute a step of a flow that waits, or that continues in the background."""
         raise NotImplementedError
 
     async def _perform(self, operation: Operation) -> Any:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return the object that reads from a connection, and that can end a wait for a reply."""
+        """Return an object that reads from a connection, and whose waits can be ended."""
         raise NotImplementedError
 
     async def _disconnect(self, connection: Any) -> None:
@@ -161,7 +161,9 @@ class AsyncDriver:
         return await self._drive(self._server.pipeline(commands, durability))
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command that only reads, or is safe to repeat. Return its reply.
+        """Execute a plain command and return its reply.
+
+        The command must only read, or be safe to repeat.
 
         Args:
             name: Name of the command in errors.
@@ -170,13 +172,16 @@ class AsyncDriver:
         return await self._drive(self._server.raw_command(name, words))
 
     async def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end, and return their result."""
+        """Run a generator of operations to its end, and return its result."""
         return await drive_async(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
 
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies, with server errors among them."""
+        """Send commands on one connection. Return their replies.
+
+        An error of the server is one of the replies.
+        """
         self.commands += count
         return await self._current_pool().exchange(packed, count, late)
 
@@ -197,9 +202,9 @@ class AsyncDriver:
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died.
+        """A number that grows whenever connections have died.
 
-        Subscriptions with a smaller number are replaced.
+        Subscriptions that were made at a smaller number are replaced.
         """
         return self._current_pool().epoch
 
@@ -212,7 +217,10 @@ class AsyncDriver:
         return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection with RESP2, on which a wake-up is an ordinary reply."""
+        """Subscribe on a new connection.
+
+        The connection has the protocol RESP2, so that a wake-up is an ordinary reply.
+        """
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             await connection.connect()
@@ -241,7 +249,7 @@ class AsyncDriver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait on a subscription of another task."""
+        """End the current or the next wait of another task on its subscription."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

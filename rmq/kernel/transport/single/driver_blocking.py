@@ -58,14 +58,14 @@ class Driver:
         raise NotImplementedError
 
     def _own_step(self, step: Step) -> Any:
-        """Execute a step that waits, or that continues in the background."""
+        """Execute a step of a flow that waits, or that continues in the background."""
         raise NotImplementedError
 
     def _perform(self, operation: Operation) -> Any:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return the object that reads from a connection, and that can end a wait for a reply."""
+        """Return an object that reads from a connection, and whose waits can be ended."""
         raise NotImplementedError
 
     def _disconnect(self, connection: Any) -> None:
@@ -155,7 +155,9 @@ class Driver:
         return self._drive(self._server.pipeline(commands, durability))
 
     def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command that only reads, or is safe to repeat. Return its reply.
+        """Execute a plain command and return its reply.
+
+        The command must only read, or be safe to repeat.
 
         Args:
             name: Name of the command in errors.
@@ -164,13 +166,16 @@ class Driver:
         return self._drive(self._server.raw_command(name, words))
 
     def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end, and return their result."""
+        """Run a generator of operations to its end, and return its result."""
         return drive(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
 
     def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies, with server errors among them."""
+        """Send commands on one connection. Return their replies.
+
+        An error of the server is one of the replies.
+        """
         self.commands += count
         return self._current_pool().exchange(packed, count, late)
 
@@ -191,9 +196,9 @@ class Driver:
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections died.
+        """A number that grows whenever connections have died.
 
-        Subscriptions with a smaller number are replaced.
+        Subscriptions that were made at a smaller number are replaced.
         """
         return self._current_pool().epoch
 
@@ -206,7 +211,10 @@ class Driver:
         return self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection with RESP2, on which a wake-up is an ordinary reply."""
+        """Subscribe on a new connection.
+
+        The connection has the protocol RESP2, so that a wake-up is an ordinary reply.
+        """
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             connection.connect()
@@ -235,7 +243,7 @@ class Driver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait on a subscription of another thread."""
+        """End the current or the next wait of another thread on its subscription."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

@@ -1,4 +1,4 @@
-"""Wait until a durable send has its copies: WAIT for replicas, WAITAOF for disks."""
+"""Wait until replicas (WAIT) or disks (WAITAOF) have the message of a durable send."""
 
 from __future__ import annotations
 

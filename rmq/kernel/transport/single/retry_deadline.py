@@ -1,4 +1,4 @@
-"""Decide how often and how long to repeat a command during an outage, and make the final error."""
+"""Decide how long to repeat a command during an outage, and make the final error."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ class RetryDeadline:
         self.may_be_done = True
 
     def next_pause(self, error: BaseException) -> float:
-        """Return the number of seconds to wait before the next attempt.
+        """Return how many seconds to wait before the next attempt.
 
         Raises:
-            Unavailable: No attempt is left, and nothing was done.
-            OutcomeUnknown: No attempt is left, and an attempt may have been executed.
+            Unavailable: There is no time for a further attempt, and nothing was done.
+            OutcomeUnknown: There is no time for a further attempt, and Redis may have executed an
+                earlier one.
         """
         if kind_of(error) is Kind.UNKNOWN:
             self.may_be_done = True
@@ -76,7 +77,7 @@ class RetryDeadline:
         return pause_s
 
     def failure(self, error: BaseException, may_be_done: bool) -> StorageError:
-        """Return the error of a command that is not attempted again."""
+        """Return the final error of a command that is not repeated any more."""
         text, server = redact(str(error))[:300], self._address.described
         if may_be_done:
             return OutcomeUnknown(
@@ -101,14 +102,14 @@ def repeat(
     deadline: RetryDeadline,
     error: BaseException | None = None,
 ) -> Operations[T]:
-    """Repeat an attempt until it succeeds, is refused, or the deadline has passed.
+    """Repeat a command until it succeeds, is refused, or the deadline has passed.
 
-    A refusal is raised unchanged.
+    The error of a refusal is raised unchanged.
 
     Args:
         attempt: Function that returns the operations of one attempt.
         deadline: Object that decides how long to pause, and which attempt is the last.
-        error: Error of an earlier attempt, if there was such an attempt.
+        error: Error of an earlier attempt, or None if there was none.
     """
     while True:
         if error is not None:

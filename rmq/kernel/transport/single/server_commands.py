@@ -1,7 +1,6 @@
-"""Commands on one server: load missing scripts, repeat commands, explain errors.
+"""Execute commands on one server: load missing scripts, repeat commands, explain errors.
 
-The generators here hold the rules that both transports use: which command to repeat, which script
-to load, and what an error means for the caller.
+The generators in this module have the rules that the blocking and the asyncio transport share.
 """
 
 from __future__ import annotations
@@ -33,10 +32,12 @@ _log = logging.getLogger("rmq")
 
 
 def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
-    """Check whether the server runs a script in a transaction, and return its refusal or None.
+    """Check whether the server runs a script in a transaction.
 
-    The check calls a script that does not exist, so it changes nothing. If this user lacks the
-    right to transactions, the error is raised, because the operator decides about the ACL.
+    Return the server's refusal, or None if it does.
+
+    The check calls a script that does not exist, so it changes nothing. If the ACL forbids
+    transactions, an error is raised, because the operator may change the ACL.
     """
     words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
     replies = yield Exchange(b"".join(map(pack, words)), len(words))
@@ -57,7 +58,7 @@ class ServerCommands:
         address: Address of the server, for errors.
         retry_for: Number of seconds for which a failed command is repeated.
         timeout_s: Longest wait for a reply.
-        loaded: Scripts that this client has loaded. The server loses them when it restarts.
+        loaded: Scripts that this client has loaded. The server loses scripts when it restarts.
     """
 
     def __init__(
@@ -105,13 +106,13 @@ class ServerCommands:
         return self._accepts_transactions
 
     def for_this_server(self, command: Command[Any]) -> Operations[Command[Any]]:
-        """Return a command, without its transaction if this server refuses transactions."""
+        """Remove the transaction from a command if this server refuses transactions."""
         if not command.write or (yield from self.accepts_transactions(command.keys[0])):
             return command
         return command.alone()
 
     def first_command(self, command: Command[Any]) -> Operations[Any]:
-        """Execute a command that writes a large body, in a transaction if the server allows it."""
+        """Execute a command that writes a large body, in a transaction if the server allows one."""
         suited = yield from self.for_this_server(command)
         error: BaseException
         try:
@@ -160,7 +161,7 @@ class ServerCommands:
 
         Returns:
             The value or RMQError of each command, and the last reply. If a durability is given, the
-                last reply is the reply to WAIT or WAITAOF.
+                last reply belongs to WAIT or WAITAOF.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -250,7 +251,10 @@ class ServerCommands:
     def _explain(
         self, command: Command[Any], error: BaseException, deadline: RetryDeadline
     ) -> Operations[RMQError]:
-        """Translate the error of a command. If a key has a value of a wrong type, name the key."""
+        """Convert the error of a command to an RMQError.
+
+        If a key has a value of a wrong type, the error names the key.
+        """
         wrong_key = ""
         if code_of(error) == "WRONGTYPE":
             with contextlib.suppress(*REDIS_ERRORS):
@@ -263,10 +267,10 @@ class ServerCommands:
 
 
 def eval_request(script: Script) -> tuple[bytes, int]:
-    """Return packed commands that load a script with EVAL, and the number of commands.
+    """Encode commands that load a script with EVAL. Return the bytes and the number of commands.
 
-    They are used if SCRIPT LOAD is refused, because EVAL also loads a script. The call has no keys,
-    so the script fails before it does anything.
+    They are used if SCRIPT LOAD is refused, because EVAL also loads a script. EVAL is called
+    without keys, so the script fails before it does anything.
     """
     return pack(("EVAL", script.text, 0)), 1
 
@@ -284,7 +288,7 @@ def _needs_loading(reply: Any) -> bool:
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
-    """Describe the first key of a command whose value has a wrong type."""
+    """Find the first key of a command whose value has a wrong type, and describe it."""
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
         if isinstance(kind, bytes) and kind != b"none" and kind.decode() != expected:
@@ -293,7 +297,7 @@ def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
 
 
 def parsed(command: Command[Any], reply: Any) -> Any:
-    """Return the value of a reply, or the RMQError of `Command.parse`."""
+    """Convert a reply by `Command.parse`. Return the value, or the RMQError that was raised."""
     try:
         return command.parse(reply)
     except RMQError as error:

@@ -1,7 +1,7 @@
-"""Subscriptions to wake-up channels: wait for wake-ups, and detect dead connections.
+"""Wait for wake-ups on subscribed channels, and detect dead connections.
 
-A worker has one `Listener` for its topics (`blocking`). On a Redis Cluster, a consumer connects to
-the master that serves its shard channel, and reconnects after the slot has moved.
+A worker has one `Listener` for all its topics (module `blocking`). On a Redis Cluster, a consumer
+connects to the master that serves its shard channel, and reconnects when another node serves it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadl
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
-    """Return the node at which to subscribe.
+    """Return the cluster's node at which to subscribe.
 
-    It is the master of the shard channel if this master answers. Otherwise it is any node.
+    It is the master that serves the shard channel if this master answers. Otherwise it is any node.
     """
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
     return table.any_node() if node is None or node in table.suspects else node
 
 
 def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -> None:
-    """Record the node of a connection, or None if the shard channel was refused for now."""
+    """Record to which node a subscribed connection leads.
+
+    None is recorded if the shard channel was refused and must be tried again.
+    """
     refusal = subscribed.refused.get(wanted.shard)
     subscribed.node = None if refusal is not None and is_for_now(refusal) else node
 
@@ -50,7 +53,7 @@ def is_for_now(refusal: BaseException) -> bool:
 
 
 def follow(subscription: Subscription, table: SlotTable) -> None:
-    """Make a subscription reconnect if another node serves its topic's slot now."""
+    """Let a subscription reconnect if another node now serves the topic's slot."""
     subscription.is_sharded = True
     subscribed = subscription.connection
     if isinstance(subscribed, SubscribedConnection) and subscription.accepts_hand_overs:
@@ -68,19 +71,20 @@ PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coar
 
 
 class SubscribedConnection:
-    """A connection that is subscribed to channels and detects that its server is silent.
+    """A connection that is subscribed to channels, and that detects a dead server.
 
     Args:
         connection: A connection of redis-py.
         epoch: Epoch of the pool when the connection was made.
         refused: Channels that were left out, with the errors.
-        waiting: A Doorbell, which reads from the connection and can end a wait. Its `heard_at` is
-            the time of the last reply.
+        waiting: Doorbell that reads from the connection, and lets another thread or task end a
+            wait.
 
     Attributes:
-        node: Node of a Cluster.
-        others: Connections to other nodes of a Cluster, read together with this connection.
-        shards: Nodes of added shard channels, by hash slot.
+        node: Node of the cluster to which the connection leads.
+        others: Connections to other nodes of the cluster, which are read together with this
+            connection.
+        shards: Node of each added shard channel, by hash slot.
     """
 
     is_heard = True
@@ -107,9 +111,9 @@ class SubscribedConnection:
         self._pinged_at = 0.0  # a reply that was read after this time has answered the PING
 
     def is_to_ping(self) -> bool:
-        """Return whether to send a PING after a long silence.
+        """Return whether the caller must send a PING, because the server was silent for long.
 
-        If so, record that the PING is sent.
+        If so, it is recorded that the PING was sent.
         """
         now, heard_at = time.monotonic(), self.waiting.heard_at
         if self._pinged_at > heard_at or now < heard_at + PING_S:
@@ -118,12 +122,12 @@ class SubscribedConnection:
         return True
 
     def note_reply(self, reply: Any, signals: set[int], subscription: Subscription) -> None:
-        """Store the message in a reply.
+        """Read a Pub/Sub message, and store its content.
 
         Args:
             reply: The reply that was read.
-            signals: Set to which the slot of a wake-up is added.
-            subscription: Subscription that stores a message of its own channel.
+            signals: Set to which the slot in a wake-up is added.
+            subscription: Subscription that stores messages of its own channel.
         """
         if not isinstance(reply, list) or len(reply) != 3:
             return
@@ -143,7 +147,8 @@ class SubscribedConnection:
         """Check that a silent connection is still alive.
 
         Raises:
-            redis.ConnectionError: A PING was not answered in time, so the connection is dead.
+            redis.ConnectionError: The server did not answer a PING in time, so the connection is
+                dead.
         """
         is_unanswered = self._pinged_at > self.waiting.heard_at
         if is_unanswered and time.monotonic() > self._pinged_at + PONG_S:
@@ -151,10 +156,10 @@ class SubscribedConnection:
 
 
 class SubscriptionRefused:
-    """Replaces a subscription that the ACL or the server does not permit.
+    """Takes the place of a subscription that the ACL or the server does not permit.
 
-    The consumer then polls at intervals of POLL_S. It tries to subscribe again after RETRY_S. After
-    a correction of the ACL, it therefore needs no restart.
+    The consumer then polls every POLL_S seconds, and tries to subscribe again after RETRY_S
+    seconds. So it needs no restart when the ACL is corrected.
     """
 
     RETRY_S = 60.0
@@ -177,7 +182,7 @@ class SubscriptionRefused:
 
     @classmethod
     def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
-        """Log that a subscription has the topic's channel, but no permitted channel of its own."""
+        """Log that the ACL does not permit a consumer's own channel, which hand-overs need."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
             stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
@@ -194,17 +199,18 @@ class SubscriptionRefused:
 def await_signal(
     subscription: Subscription, seconds: float, deadline: RetryDeadline, epoch: int
 ) -> Operations[set[int]]:
-    """Wait for wake-ups, and return their slots.
+    """Wait for wake-ups, and return the slots that they name.
 
-    The set is empty if no wake-up arrives in time. If there is no connection, subscribe and return
-    at once. A dead connection is closed, and the next call subscribes again.
+    The result is empty if no wake-up arrives in time. If there is no connection, the call
+    subscribes and returns at once. If the connection is dead, it is closed, and the next call
+    subscribes again.
 
     Args:
         subscription: Subscription, which keeps its connection between calls.
         seconds: Longest wait.
         deadline: Retry deadline for subscribing.
-        epoch: Current epoch of the pool. A connection of an older epoch is closed, because it may
-            be connected to the wrong server.
+        epoch: Current epoch of the pool. A connection from an older epoch is closed, because it may
+            lead to the wrong server.
     """
     subscribed, until, signals = subscription.connection, time.monotonic() + seconds, set[int]()
     if subscribed is None:
@@ -258,7 +264,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until the time is over, or a wake-up or a message on the own channel arrives."""
+    """Read until a wake-up or a message on the consumer's own channel arrives, or time is over."""
     while not (signals or subscription.payloads):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
