@@ -3,10 +3,10 @@
 Each caller has a permit. A permit is free again when its owner is gone, however it ended.
 
 A call for several callers is like a group commit of a database. Up to FEW calls at a time are made
-immediately, each for one caller. If more callers arrive, or the previous call was shared, a caller
-waits until no call is in progress. The first waiting caller then makes one call for all waiting
-callers, in the order of arrival. So the cost for each caller falls when there are more callers, and
-no delay has to be configured.
+immediately, each for one caller. If more callers arrive, or if the previous call was shared, a
+caller waits until no call is in progress. The first waiting caller then makes one call for all
+waiting callers, in the order of arrival. So more callers cost less each, and no delay has to be
+configured.
 
 Each caller gets an outcome of its own: its part of the result, an error, or APART. APART means that
 the caller must make a separate call. The rules are the same for threads and for tasks. Only the way
@@ -127,7 +127,7 @@ class Caller:
     """A caller that waits for its part of a shared call.
 
     Args:
-        item: Item of this caller for the shared call.
+        item: What this caller adds to the shared call, for example a message.
         size: Size of the item, bytes.
     """
 
@@ -140,12 +140,15 @@ class Caller:
     def claim(self, leader: Caller) -> bool:
         """Join the shared call of another caller, the leader.
 
-        Return whether this caller joined.
+        Return False if this caller no longer waits.
         """
         raise NotImplementedError
 
     def lead(self, permit: Permit) -> bool:
-        """Make the next call for all waiting callers. Return whether this caller makes the call."""
+        """Let this caller make the next call for all waiting callers.
+
+        Return False if this caller no longer waits.
+        """
         raise NotImplementedError
 
     def finish(self, outcome: Any) -> None:
@@ -157,10 +160,11 @@ class Coalescer:
     """Makes one call for several simultaneous callers.
 
     Args:
-        run: Function that makes one call for several items, with an outcome for each item. It
-            usually returns a flow, which the transport runs.
+        run: Function that makes one call for several items, and returns an outcome for each item.
+            It usually returns a flow, which the transport runs.
         items_max: Largest number of items of one call.
-        interrupted: Function that makes the error for the other callers of an interrupted call.
+        interrupted: Function that makes the error for callers whose shared call another caller's
+            interruption has ended.
     """
 
     def __init__(
@@ -188,7 +192,7 @@ class Coalescer:
 
     @property
     def _free(self) -> range:
-        """The free permits. Only tests use this property."""
+        """The permits that are free now. Only tests use this property."""
         return range(FEW - len(self.permits))
 
     def begin(self) -> Permit | None:
@@ -205,7 +209,7 @@ class Coalescer:
     def _is_in_a_crowd(self) -> bool:
         """Return whether a call is in progress.
 
-        If not, note that the next call has a single caller.
+        If no call is in progress, record that the next call has a single caller.
         """
         if self.permits:
             return True
@@ -241,10 +245,10 @@ class Coalescer:
         self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Add waiting callers to a call, as many as fit into one call.
+        """Add as many waiting callers to a call as fit into it.
 
         Args:
-            callers: Callers of the call. The first caller makes it.
+            callers: Callers of the call, changed in place. The first caller makes the call.
         """
         size = callers[0].size
         while len(callers) < self._items_max:
@@ -263,11 +267,11 @@ class Coalescer:
         self._note(len(callers))
 
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
-        """Set the error of a call as the outcome of callers.
+        """Set the error of a shared call as the outcome of its callers.
 
-        If the error is no RMQError, it comes from a time limit or a signal handler in the thread
-        that makes the call. The other callers then get a different error, which says that the call
-        may have been executed.
+        If the error is not an RMQError, a time limit or a signal handler raised it in the thread
+        that made the call. The other callers then get an error that says that the call may have
+        been executed.
         """
         if not isinstance(error, RMQError):
             error = self.interruption(f" ({error!r:.200})")
@@ -283,7 +287,7 @@ class Coalescer:
 
 
 def same_error(error: BaseException) -> BaseException:
-    """Return a copy of an error, so that each caller raises its own object."""
+    """Return a copy of an error, so that each caller raises an object of its own."""
     same = copy.copy(error)
     same.__cause__ = error.__cause__
     return same

@@ -255,7 +255,7 @@ class Coalesce:
 
     Args:
         coalescer: A `rmq.kernel.core.callers.Coalescer`.
-        item: Item of this caller for the shared call.
+        item: What this caller adds to the shared call, for example a message.
         size: Size of the item, bytes.
     """
 
