@@ -5,8 +5,7 @@ The connection that was used last is reused first.
 A dead connection fails at its next command. The cause is usually a restart, a failover or a
 firewall's timeout, which has ended all other connections as well. So if a connection that had
 worked before fails, the pool closes all idle connections and begins a new epoch. The caller can
-then retry at once on a new connection. If all connections are in use, callers wait in the order of
-arrival.
+retry at once on a new connection. If all connections are in use, callers wait in their order.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -108,7 +107,7 @@ class _PoolState:
         return range(self._size - len(self._permits) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
-        """Return an idle or a new connection, which is not yet made, or None if all are in use."""
+        """Return an idle connection, or a place for a new one, or None if all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -213,9 +212,7 @@ class Pool(_PoolState):
         _own_pools.add(self)
 
     def take(self) -> PooledConnection:
-        """Take a connection from the pool, or make a new one.
-
-        Give it back with `read` or `discard`.
+        """Return an idle or a new connection. Give it back with `read` or `discard`.
 
         Raises:
             NotConnected: A new connection could not be made.
@@ -321,8 +318,7 @@ class Pool(_PoolState):
     def _serve(self) -> None:
         """Give free connections to waiting threads, in the order of arrival.
 
-        There is no lock, because a signal handler that interrupts this method may need a
-        connection.
+        There is no lock, because a signal handler during this method may need a connection.
         """
         while self._waiting and (pooled := self._reserve()) is not None:
             try:
@@ -391,9 +387,7 @@ class AsyncPool(_PoolState):
         return self.loop is loop and self._generation == process.generation
 
     async def take(self) -> PooledConnection:
-        """Take a connection from the pool, or make a new one.
-
-        Give it back with `read` or `discard`.
+        """Return an idle or a new connection. Give it back with `read` or `discard`.
 
         Raises:
             NotConnected: A new connection could not be made.
