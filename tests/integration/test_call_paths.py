@@ -23,7 +23,7 @@ LIMITS = {
     "send": (10, 25),
     "receive": (12, 36),
     "ack": (11, 33),
-    "handled": (22, 79),
+    "handled": (22, 75),
 }
 
 Function = tuple[str, str, int]  # file below rmq/, name, line

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import Batch, CreditState, Offer
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import SHARED_S
 from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.flow.steps import AwaitSignal, Command, Flow, Subscription
 
@@ -219,8 +220,9 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
             credits.used_at = time.monotonic()
             batch, is_retired = handed.batch, False
             if state.shared is not None:
-                lease = state.shared.handed_over(handed.slot, batch.lease_number)
-                batch, is_retired = batch._replace(lease=lease), not lease.is_renewed
+                lease = state.shared.leases.get(handed.slot)
+                batch = batch._replace(lease=lease)
+                is_retired = lease is None or batch.deadline_s != SHARED_S + lease.number
                 credits.in_doubt = credits.in_doubt or is_retired
             slot_batch = state.context.slots[handed.slot], batch
             (state.undelivered if is_late or is_retired else batches).append(slot_batch)

@@ -28,7 +28,7 @@ from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, Cre
 from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.record import queue_position
-from rmq.kernel.core.score import receipt_score
+from rmq.kernel.core.score import SHARED_S, receipt_score
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.topic import opening, reading, tidy
 from rmq.kernel.transport.flow.steps import (
@@ -451,7 +451,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
     if state.shared is not None and batch.ids and is_first:
         # The next call uses the same lease. A repeated call is not registered, because its messages
         # are released: they may have an older lease, or a lease for each delivery.
-        number, lease_ms = batch.lease_number, state.lease_ms or 0
+        number, lease_ms = max(0, batch.deadline_s - SHARED_S), state.lease_ms or 0
         lease = state.shared.received(call.keys.index, number, call.began, lease_ms)
         batch = batch._replace(lease=lease)
     if batch.any_large:

@@ -18,7 +18,7 @@ from rmq.errors import InvalidValue
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.ids import ids_of, members_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.score import DELIVERY_CYCLE, SHARED_MIN
+from rmq.kernel.core.score import DELIVERY_CYCLE
 from rmq.kernel.delivery.inner_delivery import SharedLease
 from rmq.kernel.follow_ups.scripts import AckThenReply, ByTarget, args_of, read_reply
 from rmq.kernel.topic import clock
@@ -277,7 +277,7 @@ class Batch(NamedTuple):
 
     wait_us: int  # µs until the slot has more work; 0: now; -1: not before a change
     expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
-    deadline_s: int  # for a shared lease: 3e9 + its number
+    deadline_s: int  # for a shared lease: SHARED_S + its number
     first_delivery: int
     newest: int
     lefts: bytes  # retries left of each message; empty if all are new
@@ -286,11 +286,6 @@ class Batch(NamedTuple):
     any_large: bool = False  # records refer to large bodies
     credit: CreditState = NO_CREDIT
     lease: SharedLease | None = None  # shared lease of the batch; not part of the reply
-
-    @property
-    def lease_number(self) -> int:
-        """The number of the deliveries' shared lease, or 0 if they have no shared lease."""
-        return max(0, self.deadline_s - SHARED_MIN // 1000)
 
 
 class HandOver(NamedTuple):

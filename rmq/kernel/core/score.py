@@ -29,7 +29,8 @@ TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, before every due time
 DELIVERY_CYCLE = 2048
 # Epoch ms, the year 2096; larger receipts belong to messages that a query holds.
 HELD_MIN = 4_000_000_000_000
-SHARED_MIN = 3_000_000_000_000  # the year 2065; plus 1000 * the number of a shared lease
+SHARED_S = 3_000_000_000  # the year 2065; plus the number of a shared lease
+SHARED_MIN = SHARED_S * 1000
 
 Family = Literal["held", "retry", "priority", "timed"]
 

@@ -182,13 +182,13 @@ class SharedLease(Protocol):
     """A lease that this process has for many deliveries of a slot.
 
     Attributes:
+        number: Number of the lease in its slot.
         until: Time until which the lease is surely valid, as last read, by the monotonic clock.
             0 if the lease is lost.
-        is_renewed: Whether the lease is renewed, because the next receive uses it.
     """
 
+    number: int
     until: float
-    is_renewed: bool
 
     def is_lost(self) -> bool:
         """Return whether the lease is gone, or has ended as far as this process can see."""
@@ -203,6 +203,10 @@ class SharedLeases(Protocol):
     A shared lease replaces separate leases of deliveries.
     """
 
+    @property
+    def leases(self) -> Mapping[int, SharedLease]:
+        """The renewed leases by slot. The next receive of a slot uses its lease."""
+
     def number(self, slot: int) -> int:
         """Return the number of the slot's lease for the next batch, or 0 to open a new lease."""
 
@@ -214,12 +218,6 @@ class SharedLeases(Protocol):
             number: Number of the lease.
             since: Start of the call that received the batch, by the monotonic clock.
             lease_ms: Duration of the lease, ms.
-        """
-
-    def handed_over(self, slot: int, number: int) -> SharedLease:
-        """Return the lease of a handed-over batch.
-
-        The result may be a lease that is no longer renewed.
         """
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:

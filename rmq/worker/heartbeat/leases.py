@@ -193,7 +193,7 @@ class LeaseTracker:
         self._memory = memory
         self._shared = memory.shared
         self._topic = topic
-        self._leases: dict[int, WorkerLease] = {}  # by slot: the lease of the next receive
+        self.leases: dict[int, WorkerLease] = {}
         self._in_flight: set[InnerDelivery] = set()
         self._begun: dict[InnerDelivery, int] = {}  # rows of deliveries that have begun
         self._claims: dict[InnerDelivery, tuple[int, int]] = {}  # row and serial
@@ -204,7 +204,7 @@ class LeaseTracker:
 
     def number(self, slot: int) -> int:
         """Return the number of the lease that the next receive from a slot uses, or 0 if none."""
-        lease = self._leases.get(slot)
+        lease = self.leases.get(slot)
         return 0 if lease is None else lease.number
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
@@ -213,7 +213,7 @@ class LeaseTracker:
         `since` is the time at which the receiving call began. The lease does not end before
         `lease_ms` milliseconds after this time.
         """
-        lease = self._leases.get(slot)
+        lease = self.leases.get(slot)
         if lease is not None and lease.number == number:
             lease.note_received(since, lease_ms)
             return lease
@@ -223,7 +223,7 @@ class LeaseTracker:
                 lease.safe_until()
                 lease.mark_lost()  # Redis did not have it any more
                 lease.is_renewed = False
-            lease = self._leases[slot] = WorkerLease(
+            lease = self.leases[slot] = WorkerLease(
                 shared, lease_index, number, since + lease_ms / 1000
             )
             lease.is_renewed = True
@@ -232,16 +232,6 @@ class LeaseTracker:
             at = shared.topics_at + self._topic * 2
             shared.words[at] = max(shared.words[at], slot + 1)
         return lease
-
-    def handed_over(self, slot: int, number: int) -> WorkerLease:
-        """Return the lease of a batch that sends handed over to this worker.
-
-        This lease may be older than the lease of the next receive.
-        """
-        lease = self._leases.get(slot)
-        if lease is not None and lease.number == number:
-            return lease
-        return WorkerLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Add received deliveries, so that the heartbeat renews their leases from now on."""
@@ -279,7 +269,7 @@ class LeaseTracker:
 
         The delivery then returns to the waiting messages when the lease expires.
         """
-        lease = self._leases.get(slot)
+        lease = self.leases.get(slot)
         if lease is not None:
             self._retire(lease)
 
@@ -291,10 +281,10 @@ class LeaseTracker:
     def _retire(self, lease: WorkerLease) -> None:
         slot = lease.lease_index % SLOTS_MAX
         with self._lock:
-            if self._leases.get(slot) is lease:
+            if self.leases.get(slot) is lease:
                 lease.safe_until()  # stores the entry of the heartbeat
                 lease.is_renewed = False
-                del self._leases[slot]
+                del self.leases[slot]
                 self._shared.words[self._shared.leases_at + lease.lease_index * LEASE_WORDS] = 0
 
     # --- for the worker --------------------------------------------------------------------------
@@ -315,9 +305,7 @@ class LeaseTracker:
 
     def numbers(self) -> dict[int, int]:
         """Return the number of each slot's lease. Slots without a valid lease are left out."""
-        return {
-            slot: each.number for slot, each in list(self._leases.items()) if not each.is_lost()
-        }
+        return {slot: each.number for slot, each in list(self.leases.items()) if not each.is_lost()}
 
     def slots_with_requests(self) -> set[int]:
         """Return the slots in which a renewal found requests to cancel deliveries.
@@ -325,7 +313,7 @@ class LeaseTracker:
         Renewals before the last call of this method are not counted again.
         """
         found = set()
-        for slot in list(self._leases):
+        for slot in list(self.leases):
             count = self._shared.requests(self._topic * SLOTS_MAX + slot)
             if count > self._requests.get(slot, 0):
                 self._requests[slot] = count
@@ -334,7 +322,7 @@ class LeaseTracker:
 
     def retire_all(self) -> None:
         """Stop renewing all leases. Other workers receive the deliveries when the leases expire."""
-        for slot in list(self._leases):
+        for slot in list(self.leases):
             self.retire(slot)
 
     def add_claims(self, deliveries: Iterable[InnerDelivery], slot_of: Any) -> None:

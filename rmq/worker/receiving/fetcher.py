@@ -58,20 +58,21 @@ class DueFeeds:
         if feed.next_at < NEVER:
             heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
 
-    def remove_due(self, now: float) -> TopicFeed | None:
-        """Remove and return the feed that has been due for the longest time, if there is one."""
+    def remove_due(self, now: float) -> tuple[TopicFeed | None, float]:
+        """Remove the feed that has been due for the longest time.
+
+        Returns:
+            The feed, or None if no feed is due, and the time at which the next feed is due. The
+                time is infinite if there is no feed.
+        """
         while self._heap:
             at, _, feed = self._heap[0]
             if at == feed.next_at and at > now:
-                return None
+                return None, at
             heapq.heappop(self._heap)
             if at == feed.next_at:
-                return feed
-        return None
-
-    def next_at(self) -> float:
-        """Return the earliest time at which a feed may be due, or infinity if there is no feed."""
-        return self._heap[0][0] if self._heap else NEVER
+                return feed, at
+        return None, NEVER
 
 
 class Fetcher:
@@ -172,15 +173,23 @@ class Fetcher:
             feed = self._freed.popleft()
             feed.topic.is_full = False
             self._due.schedule(feed)
+        if now >= min(self._poll_at, self._listened_at + LISTEN_S):
+            self._listen(0.0)
+        for feed in list(self._by_own_channel.values()):
+            if feed.subscription.payloads:
+                self._receive(feed, feed.receive_handed_over)
         if now >= self._poll_at:
             self._poll(now)
-        elif now >= self._listened_at + LISTEN_S:
-            self._listen(now)
-        due = self._due.remove_due(now)
+        due, next_at = self._due.remove_due(now)
         if self._unchecked and (due is None or now >= self._checked_at + CHECK_S):
             self._check_again()
         elif due is None:
-            self._listen(min(self._poll_at, self._due.next_at(), now + WAIT_S))
+            until = min(self._poll_at, next_at, now + WAIT_S)
+            self._is_waiting = True  # before `_freed` is read, so that no wake-up gets lost
+            try:
+                self._listen(0.0 if self._freed else max(0.0, until - time.monotonic()))
+            finally:
+                self._is_waiting = False
         if due is not None:
             self._visit(due)
 
@@ -220,7 +229,6 @@ class Fetcher:
         The fetcher calls this method every POLL_S seconds.
         """
         self._poll_at = now + POLL_S
-        self._listen(now)
         for feed in list(self._by_own_channel.values()):
             if feed.state.credits.standing:
                 feed.renew_credit()
@@ -341,18 +349,7 @@ class Fetcher:
 
     # --- wake-ups and hand-overs -----------------------------------------------------------------
 
-    def _listen(self, until: float) -> None:
-        """Wait for wake-ups and hand-overs until a time, and receive what was handed over."""
-        self._is_waiting = True
-        try:
-            self._read(0.0 if self._freed else max(0.0, until - time.monotonic()))
-        finally:
-            self._is_waiting = False
-        for feed in list(self._by_own_channel.values()):
-            if feed.subscription.payloads:
-                self._receive(feed, feed.receive_handed_over)
-
-    def _read(self, seconds: float) -> None:
+    def _listen(self, seconds: float) -> None:
         """Wait for published messages, and record them.
 
         A feed also calls this method when it withdraws its credit for hand-overs.
@@ -375,7 +372,7 @@ class Fetcher:
             for feed in self._feeds:
                 if feed.own_channel == channel:
                     self._by_own_channel[channel] = feed
-                    feed.listen(self._read, channel)
+                    feed.listen(self._listen, channel)
         if self._listener.has_missed:
             # Messages that were sent before the subscription sent no wake-up.
             self._listener.has_missed = False
@@ -386,7 +383,7 @@ class Fetcher:
             for feed in self._feeds:
                 feed.has_missed_requests = True
                 if feed.own_channel:
-                    feed.listen(self._read, b"")
+                    feed.listen(self._listen, b"")
                     self._due.schedule(feed)  # hand-overs may have got lost
             self._by_own_channel.clear()
 

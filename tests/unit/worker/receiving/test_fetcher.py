@@ -37,8 +37,8 @@ def test_the_feed_that_is_due_for_longest_is_next() -> None:
     late, early = FakeFeed(5), FakeFeed(2)
     due: Any = scheduled(late, early)
 
-    assert due.next_at() == 2
-    assert [due.remove_due(6), due.remove_due(6), due.remove_due(6)] == [early, late, None]
+    assert due.remove_due(1) == (None, 2)
+    assert [due.remove_due(6) for _ in range(3)] == [(early, 2), (late, 5), (None, NEVER)]
 
 
 def test_feeds_that_are_due_at_the_same_time_take_turns() -> None:
@@ -47,7 +47,7 @@ def test_feeds_that_are_due_at_the_same_time_take_turns() -> None:
 
     taken = []
     for _ in range(4):
-        taken.append(feed := due.remove_due(3))
+        taken.append(feed := due.remove_due(3)[0])
         due.schedule(feed)
 
     assert taken == [first, second, first, second]
@@ -57,8 +57,8 @@ def test_a_feed_that_is_not_due_yet_stays() -> None:
     feed = FakeFeed(5)
     due: Any = scheduled(feed)
 
-    assert due.remove_due(4) is None
-    assert due.remove_due(5) is feed
+    assert due.remove_due(4) == (None, 5)
+    assert due.remove_due(5) == (feed, 5)
 
 
 def test_a_feed_that_is_scheduled_anew_has_its_new_time_only() -> None:
@@ -68,15 +68,14 @@ def test_a_feed_that_is_scheduled_anew_has_its_new_time_only() -> None:
     feed.at = 6
     due.schedule(feed)
 
-    assert due.remove_due(3) is None
-    assert [due.remove_due(9), due.remove_due(9), due.remove_due(9)] == [other, feed, None]
+    assert due.remove_due(3) == (None, 4)
+    assert [due.remove_due(9)[0] for _ in range(3)] == [other, feed, None]
 
 
 def test_a_feed_that_has_nothing_to_do_is_not_scheduled() -> None:
     due = scheduled(FakeFeed(NEVER))
 
-    assert due.next_at() == NEVER
-    assert due.remove_due(1e9) is None
+    assert due.remove_due(1e9) == (None, NEVER)
 
 
 @pytest.mark.parametrize("held", ["undelivered", "unconfirmed_offers", "unanswered"])
