@@ -4,11 +4,12 @@ and not audited, and has neither failed messages nor requests to cancel. Most ac
 The short form creates no function, and reads only what this kind of delivery needs. If a guard
 fails, ack.lua continues with the long form, which does the same for every delivery.
 
-Reads: RUNS_FROM audited blocked call call_number cancelling created grouped large last_call
+Reads: audited blocked call call_number cancelling created grouped large last_call
   offloaded outcomes session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
+--- @include "lib/leases/receipt"
 --- @include "lib/read_time"
 --- @include "lib/scores/score_text"
 --- @include "lib/session"

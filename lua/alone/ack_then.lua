@@ -5,27 +5,29 @@ short form of ack, and the slot has no groups. The follow-up is a plain message,
 a time. If a guard fails, ack_then.lua continues with the long form, which does the same for all
 deliveries and follow-ups.
 
-Reads: FIRST RESULT_MOST audited blocked call call_number cancelling created grouped large last_call
-  last_number offloaded outcomes place session settled
+Reads: RESULT_MOST audited blocked call call_number cancelling created grouped large last_call
+  last_number offloaded outcomes session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
+--- @include "lib/leases/receipt"
 --- @include "lib/read_time"
 --- @include "lib/records/record"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/session"
 --- @include "lib/settle/count_failed"
 local ONE = '\0\1' -- position of the only delivery
+local BEHIND = 10 -- where the number of results is in ARGV, for a single delivery
 repeat
-  if not last_call or not created or ARGV[6] ~= '1' or #ARGV ~= FIRST + 6 then
+  if not last_call or not created or #ARGV ~= BEHIND + 5 or ARGV[BEHIND] ~= '0' then
     break -- a new session, several deliveries, or several follow-ups
   end
   if blocked or audited or large or offloaded or cancelling or grouped or outcomes then
     break -- other consumers wait for this ack, or the message has more than a record
   end
-  local id, receipt = ARGV[FIRST], ARGV[FIRST + 1]
-  local positions, target, count, message = unpack(ARGV, FIRST + 3)
-  if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT or target == place then
+  local receipt, _, id, _, place, positions, target, count, message = unpack(ARGV, RUNS_FROM + 1)
+  if #id ~= MEMBER or string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT
+      or target == place then
     break -- the sender keeps the id, or the follow-up is for this slot
   end
   local is_next = is_next_call(last_call, call_number)
@@ -66,14 +68,15 @@ repeat
   return answer
 until true
 repeat
-  if not last_call or not created or not outcomes or ARGV[6] ~= '1' or #ARGV ~= FIRST + 2 then
+  if not last_call or not created or not outcomes or #ARGV ~= BEHIND + 1
+      or ARGV[BEHIND] ~= '1' then
     break -- a new session, several deliveries, or follow-ups
   end
   if blocked or audited or large or offloaded or cancelling or grouped then
     break -- other consumers wait for this ack, or the message has more than a record
   end
-  local id, receipt, given = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
-  if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
+  local receipt, _, id, _, given = unpack(ARGV, RUNS_FROM + 1)
+  if #id ~= MEMBER or string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
     break -- the sender keeps the id
   end
   local is_next = is_next_call(last_call, call_number)

@@ -8,11 +8,11 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
-ARGV[5]   place                name of this slot: `<topic>:<index>`
-ARGV[6]   count                n, the number of deliveries, 1 to 1000
-ARGV[7..] n members (13 bytes each), their n receipts, and n results: '' or s succeeded, h handed
-          over before it is handled; and behind this letter, the details (lib/results/results), at
-          most 300 000 bytes. Then the follow-ups (lib/follow_ups/given_follow_ups)
+ARGV[5..] runs, and the n members of 1 to 1000 deliveries, as for ack. Then the number of results:
+          0, 1 for all deliveries, or n; and the results: '' or s succeeded, h handed over before
+          it is handled; and behind this letter, the details (lib/results/results), at most
+          300 000 bytes. Then nothing, or the name of this slot, `<topic>:<index>`, and the
+          follow-ups (lib/follow_ups/given_follow_ups)
 Returns   `<letters> <number> <claim> <targets>`. A letter for each delivery: 1 settled, 0 the
           receipt is no longer valid. The number of the first pending entry, or 0 if there are none;
           the next entries have the next numbers, in the order of the arguments. The claim of the
@@ -28,14 +28,14 @@ Atomic    Result and follow-ups of a delivery are stored if its receipt is valid
 ]]
 --- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets results keeping
 --- @include "lib/split_call"
-local FIRST = 7 -- first argument of the deliveries
 local RESULT_MOST = 300000 -- bytes of a result
-local call, place = ARGV[2], ARGV[5]
+local call = ARGV[2]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, blocked, audited, settled, large, offloaded, last_number, cancelling, grouped,
-  outcomes, last_call = unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited', 'settled',
-    'large', 'offloaded', 'follow_ups', 'cancelling', 'groups', 'outcomes', session))
+  outcomes, delivered, last_call = unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited',
+    'settled', 'large', 'offloaded', 'follow_ups', 'cancelling', 'groups', 'outcomes', 'delivered',
+    session))
 --- @include "alone/ack_then"
 --- @include "lib/audit"
 --- @include "lib/check"
@@ -43,7 +43,6 @@ local created, blocked, audited, settled, large, offloaded, last_number, cancell
 --- @include "lib/follow_ups/given_follow_ups"
 --- @include "lib/groups/groups"
 --- @include "lib/groups/leave_groups"
---- @include "lib/leases/verify_receipts"
 --- @include "lib/member"
 --- @include "lib/records/envelope"
 --- @include "lib/records/drop_records"
@@ -68,10 +67,27 @@ if not created then
   fail('GONE', slot)
 end
 local fields = read_store_fields('')
-check_place(place)
-local n = whole_number(ARGV[6], 1, MOST, 'count')
-local from = FIRST + 3 * n -- first argument of the follow-ups
-local valid_ids, letters, positions = verify_receipts(FIRST, n)
+local n, results_from, result_count, valid_ids, letters, positions, low, high
+do
+  --- @include "lib/leases/receipt_runs"
+  local runs = whole_number(ARGV[5], 1, MOST, 'runs')
+  n = count_deliveries(runs)
+  local ids_from = RUNS_FROM + 3 * runs
+  results_from = ids_from + n + 1
+  result_count = whole_number(ARGV[results_from - 1] or '', 0, MOST, 'results')
+  if n > MOST or result_count > 1 and result_count ~= n then
+    fail('ARG', 'count')
+  end
+  local last = tonumber(delivered or 0)
+  valid_ids, letters, positions, low, high = verify_runs(runs, n, ids_from, last)
+end
+local from = results_from + result_count + 1 -- first argument of the follow-ups
+local place = ARGV[from - 1]
+if place then
+  check_place(place)
+elseif #ARGV ~= from - 2 then
+  fail('ARG', 'results')
+end
 
 -- Store follow-ups for this slot. Return whether they are stored, and whether sleeping consumers
 -- must be served.
@@ -86,6 +102,27 @@ local function store_here(messages)
   local batch = { given = given, at = 0, count = count, large = false }
   local reply, serves_sleepers = store_messages(batch, fields, now)
   return reply[2] ~= 'F', serves_sleepers
+end
+
+-- Return the results of the valid deliveries: one for all, or by position.
+local function given_results(at, count, ids, positions)
+  local given = {}
+  for i = 1, count do
+    local text = ARGV[at + i - 1]
+    local letter = text == '' and 115 or string.byte(text, 1) -- s
+    if letter ~= 115 and letter ~= 104 or #text > RESULT_MOST then -- h
+      fail('ARG', 'result')
+    end
+    given[i] = text ~= '' and text or 's'
+  end
+  if count < 2 then
+    return given[1] or 's'
+  end
+  local of_valid = {}
+  for m = 1, #ids do
+    of_valid[m] = given[positions and positions[m] or m]
+  end
+  return of_valid
 end
 
 -- Wake sleeping consumers, or hand messages over to them.
@@ -104,14 +141,9 @@ local away, here = of_deliveries(given_follow_ups(from, n), letters, '1'), nil
 for i = 1, #away do
   here = here or away[i].target == place and i
 end
-local results_given = {} -- of the valid deliveries
-for m = 1, outcomes and #valid_ids or 0 do
-  local text = ARGV[FIRST + 2 * n + positions[m] - 1]
-  local letter = text == '' and 115 or string.byte(text, 1) -- s
-  if letter ~= 115 and letter ~= 104 or #text > RESULT_MOST then -- h
-    fail('ARG', 'result')
-  end
-  results_given[m] = text ~= '' and text or 's'
+local results_given = nil -- of the valid deliveries
+if outcomes then
+  results_given = given_results(results_from, result_count, valid_ids, positions)
 end
 local failed = count_failed()
 local window, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
@@ -149,7 +181,7 @@ end
 if outcomes then
   note_outcomes(valid_ids, now, nil, results_given)
 end
-local removed = remove_deliveries(large or offloaded, valid_ids, failed)
+local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
 if cancelling then
   --- @include "lib/settle/cancel_requests"
   forget_requests(valid_ids, cancelling)

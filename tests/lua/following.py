@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from rmq.kernel.consumer.scripts import encode_receipts
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.follow_ups import scripts
 from rmq.kernel.follow_ups.scripts import ByTarget, Entry, entry_of, slot_name
@@ -59,7 +60,8 @@ def ack_then_command(
 ) -> Any:
     return scripts.ack_then(
         box.handle, box.keys, session or box.session(), [x.id for x in leases],
-        [x.receipt for x in leases], by_target(follow_ups), lambda reply: reply, results,
+        encode_receipts([x.receipt for x in leases], [x.delivery for x in leases]),
+        by_target(follow_ups), lambda reply: reply, results,
     )  # fmt: skip
 
 

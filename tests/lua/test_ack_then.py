@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
@@ -273,6 +275,38 @@ def test_the_result_of_a_message_with_the_mark_is_stored_and_told(box: Box) -> N
     assert told["data"] == b"done " + member_of(kept)
     assert listener.get_message(timeout=0.05) is None
     listener.close()
+
+
+def test_one_result_belongs_to_all_deliveries_with_the_mark(box: Box) -> None:
+    for keep in (60, 0, 60, 9):
+        box.one(keep=keep)
+    leases = lost, _, third, fourth = box.take(4)
+    box.release(lost)
+    before, session, now_ms = box.state(), box.session(), box.clock.now_ms
+
+    def call() -> Any:
+        return ack_then_command(box, leases, session=session, results=[b"sdetails"])
+
+    assert box.twice(call).letters == "0111"
+    changed = box.changed(before)
+    entry = b"s" + now_ms.to_bytes(6, "big") + b"details"
+    assert {key: value for key, value in changed.items() if key[0] in ("results", "keeping")} == {
+        ("results", third.id): entry,
+        ("keeping", third.id): now_ms + 60_000,
+        ("results", fourth.id): entry,
+        ("keeping", fourth.id): now_ms + 9_000,
+    }
+
+
+@pytest.mark.parametrize("count", [2, 4, 1001])
+def test_results_are_none_or_one_or_as_many_as_deliveries(box: Box, count: int) -> None:
+    box.send(3, keep=60)
+    leases = box.take(3)
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match=r"RMQARG (count|results)"):
+        ack_then(box, leases, results=[b"s"] * count)
+    assert box.changed(before) == {}
 
 
 @pytest.mark.parametrize(("given", "letter"), [(b"", b"s"), (b"s", b"s"), (b"h", b"h")])

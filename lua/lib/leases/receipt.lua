@@ -12,6 +12,7 @@ The deadline says how long the receipt is valid:
 local DELIVERY_CYCLE = 2048 -- number of successive deliveries that differ in the fraction
 local DELIVERY_UNIT = 48828125 -- 1e11 / 2048: eleven decimals are exact
 local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065; largest number of a lease
+local RUNS_FROM = 6 -- where the runs of receipts begin in ARGV (lib/leases/receipt_runs)
 local FAR = 4000000000 -- the year 2096
 -- + as a byte, before `max_retries` of a slot. That setting was changed, so replies say how many
 -- retries remain to each message.

@@ -6,7 +6,7 @@ local OLD_MOST = 2000 -- entries past their time that one call removes
 -- Note that messages have ended, and remove old entries: more than are added. Call it while the
 -- records and failure entries exist, and after a write that frees memory.
 -- - letter: how they have ended; nil if `given` says it
--- - given: nil, or by position a letter and what the consumer has given
+-- - given: nil, or a letter and what the consumer has given: one text for all, or by position
 local function note_outcomes(ids, now, letter, given)
   local outcomes, chunk = unpack(redis.call('HMGET', slot, 'outcomes', 'chunk'))
   if not outcomes then
@@ -16,6 +16,7 @@ local function note_outcomes(ids, now, letter, given)
   --- @include "lib/results/keep_mark"
   --- @include "lib/results/results"
   local page, at, noted = math.min(tonumber(chunk or 1), MOST), write48(now), {}
+  local given_to_all = type(given) == 'string' and given
   local last_keep, last_end = nil, nil -- most messages of a call are kept for as long
   for from = 1, #ids, page do
     local marked, positions, keeps = {}, {}, {} -- of the messages that keep their results
@@ -30,10 +31,14 @@ local function note_outcomes(ids, now, letter, given)
     if #marked > 0 and not given and letter ~= 's' then
       details = redis.call('HMGET', failures, unpack(marked))
     end
+    local text, entry = nil, nil
     for n = 1, #marked do
-      local text = given and given[positions[n]] or letter .. (details and details[n] or '')
-      entries[2 * n - 1] = marked[n]
-      entries[2 * n] = string.sub(text, 1, 1) .. at .. string.sub(text, 2)
+      local own = given_to_all or given and given[positions[n]]
+        or letter .. (details and details[n] or '')
+      if own ~= text then
+        text, entry = own, string.sub(own, 1, 1) .. at .. string.sub(own, 2)
+      end
+      entries[2 * n - 1], entries[2 * n] = marked[n], entry
       if keeps[n] ~= last_keep then
         last_keep, last_end = keeps[n], string.format('%.0f', now + keeps[n])
       end

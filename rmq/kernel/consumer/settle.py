@@ -399,7 +399,9 @@ def ack(
             return scripts.ack(context, keys, session, ids, scores, part.numbers, part.marks)
         args, note = _follow_ups_of(keys, positions, follow_ups, note_stored)
         in_part = [results[p] for p in positions] if results else ()
-        return follow_up_scripts.ack_then(context, keys, session, ids, scores, args, note, in_part)
+        in_part = in_part[:1] if len(set(in_part)) == 1 else in_part
+        runs = scripts.encode_receipts(scores, part.numbers or [0] * len(ids))
+        return follow_up_scripts.ack_then(context, keys, session, ids, runs, args, note, in_part)
 
     is_small = len(leases.ids) <= SLOW_MAX
     most = SLOW_MAX if is_small or context.had_large else context.settings.call_max

@@ -147,7 +147,7 @@ def ack_then(
     keys: SlotKeys,
     session: ReplaySession,
     ids: Sequence[bytes],
-    receipts: Sequence[float],
+    runs: Sequence[Any],
     follow_ups: ByTarget,
     read: Callable[[AckThenReply], T],
     results: Sequence[bytes] = (),
@@ -159,12 +159,13 @@ def ack_then(
         keys: The slot.
         session: Replay session of the call.
         ids: Ids of the deliveries.
-        receipts: Receipts of the deliveries.
+        runs: Receipts of the deliveries (`encode_receipts`).
         follow_ups: Follow-ups of the deliveries.
         read: Function that turns the reply into the value of the command.
         results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty bytes if it
-            succeeded without a value.
+            succeeded without a value. A list of one result is for all deliveries.
     """
+    place = [slot_name(keys.topic, keys.index)] if follow_ups else []
     return Command(
         script_loader.load("ack_then"),
         (
@@ -173,9 +174,8 @@ def ack_then(
             keys.results, keys.keeping,
         ),
         [
-            clock.now_us, session.call, context.channel, keys.index,
-            slot_name(keys.topic, keys.index), len(ids), *members_of(ids), *map(repr, receipts),
-            *(results or [b""] * len(ids)), *args_of(follow_ups),
+            clock.now_us, session.call, context.channel, keys.index, *runs, *members_of(ids),
+            len(results), *results, *place, *args_of(follow_ups),
         ],
         lambda reply: read(read_reply(reply)),
     )  # fmt: skip
