@@ -23,6 +23,10 @@ FOUND_AGAIN = "a delivery whose reply was lost is found again by its consumer"
 ONE_QUEUE = "a message is in exactly one queue, or settled"
 CANCELS = Bounds(faults=0, cancels=2)
 NOT_GIVEN_BACK = "a delivery whose cancellation was requested is not given back"
+KEPT = Bounds(faults=0, sleeps=0, keeps=1)  # the first of two messages keeps its result
+KEPT_ONE = Bounds(messages=1, faults=0, sleeps=0, keeps=1, expire=1, removals=2, cancels=1)
+HAS_RESULT = "a message that asked for its result has it from its end to the end of keeping"
+LIVES = "a message that waits or is in flight has no result"
 RETRY = "only a failed delivery costs a retry, and it costs one"
 
 MUTANTS = {
@@ -88,6 +92,37 @@ MUTANTS = {
     ),
     "a cancel ends what is in flight": Mutant(
         "cancel_waits", "a message in flight ends as cancelled only after a request", CANCELS
+    ),
+    "a result is written before the receipt is checked": Mutant(
+        "result_needs_receipt", LIVES, KEPT_ONE
+    ),
+    "a late ack writes the result again": Mutant(
+        "result_once", "a result is written once", KEPT_ONE
+    ),
+    "a message that expires gets no result": Mutant("result_of_expired", HAS_RESULT, KEPT_ONE),
+    "a message that dies by the end of a lease gets no result": Mutant(
+        "result_of_rolled_back", HAS_RESULT, KEPT_ONE
+    ),
+    "a message that is cancelled gets no result": Mutant(
+        "result_of_cancelled", HAS_RESULT, KEPT_ONE
+    ),
+    "a message that is purged gets no result": Mutant("result_of_purged", HAS_RESULT, KEPT_ONE),
+    "a dead letter that is deleted becomes purged": Mutant(
+        "result_of_dead_stays", "a result says how the message has ended", KEPT_ONE
+    ),
+    "a failure that is retried writes a result": Mutant("result_at_end", LIVES, KEPT_ONE),
+    "a message gets a result for which nobody asked": Mutant(
+        "result_by_mark", "a message that did not ask for its result has none", KEPT
+    ),
+    "a redrive leaves the result": Mutant("redrive_drops_result", LIVES, KEPT_ONE),
+    "a send does not note that the slot keeps results": Mutant(
+        "send_notes_mark", HAS_RESULT, KEPT_ONE
+    ),
+    "a plain ack settles a message that keeps its result": Mutant(
+        "ack_is_refused", HAS_RESULT, KEPT_ONE
+    ),
+    "a result is removed before the end of its keeping": Mutant(
+        "result_until_end", HAS_RESULT, Bounds(faults=0, sleeps=0, keeps=2)
     ),
     "a durable send does not wait for the replica": Mutant(
         "wait_for_replica", "a confirmed message is not lost", ONE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.model.protocol import (
+    CANCELLED,
+    DIED,
     GONE,
     LATE,
     MESSAGES,
@@ -11,6 +13,7 @@ from tests.model.protocol import (
     RETRIES,
     REVOKED,
     SLEEPER,
+    SUCCEEDED,
     Server,
 )
 from tests.model.world import DURABLE, State, Step
@@ -20,7 +23,7 @@ def broken_promise(before: State, step: Step, after: State) -> str:
     """The promise that this step broke; '' if none."""
     server = after.server
     if server != before.server:
-        text = _queues(server) or _old_receipt(before, step, after)
+        text = _queues(server) or _results(server) or _old_receipt(before, step, after)
         text = text or _cancelled(before, step, after)
         if text:
             return text
@@ -48,7 +51,7 @@ def _queues(server: Server) -> str:
     for m in MESSAGES:
         queues = (server.store[m] >= 0) + (server.prepare[m] is not None) + server.dead[m]
         accepted = server.sessions[PRODUCER][0] > m
-        queues += server.settled[m] + server.cancelled[m]
+        queues += server.settled[m] + server.cancelled[m] + (server.gone[m] != "")
         if queues != accepted:
             if queues == 0:
                 return "a stored message is not lost"
@@ -66,6 +69,32 @@ def _queues(server: Server) -> str:
     return ""
 
 
+def _results(server: Server) -> str:
+    """Results agree with the queues."""
+    if True not in server.keeps:
+        return ""
+    for m in MESSAGES:
+        ends = {
+            SUCCEEDED: server.settled[m], DIED: server.dead[m], CANCELLED: server.cancelled[m],
+            server.gone[m]: server.gone[m] != "",
+        }  # fmt: skip
+        end = next((letter for letter, has_ended in ends.items() if has_ended), "")
+        result, is_kept = server.results[m], server.keeps[m]
+        if not is_kept:
+            if result:
+                return "a message that did not ask for its result has none"
+        elif not end:
+            if result:
+                return "a message that waits or is in flight has no result"
+        elif not result and not server.over[m]:
+            return "a message that asked for its result has it from its end to the end of keeping"
+        elif result not in ("", end):
+            return "a result says how the message has ended"
+        elif server.written[m] != 1:
+            return "a result is written once"
+    return ""
+
+
 def _cancelled(before: State, step: Step, after: State) -> str:
     """What a request to cancel does, and what it does not."""
     if step.call is None:
@@ -77,7 +106,8 @@ def _cancelled(before: State, step: Step, after: State) -> str:
         if is_requested and (new.store[m] >= 0 or new.dead[m]):
             return "a delivery whose cancellation was requested is not given back"
         is_current = receipt is not None and receipt.delivery == call.delivery
-        if call.verb == "ack" and is_current and m == call.message and new.cancelled[m]:
+        is_acked = call.verb in ("ack", "ack_then") and is_current and m == call.message
+        if is_acked and new.cancelled[m]:
             return "an ack wins over a request to cancel"
         if new.cancelled[m] and not (old.cancelled[m] or is_requested or old.store[m] >= 0):
             return "a message in flight ends as cancelled only after a request"
@@ -95,15 +125,16 @@ def _cancelled(before: State, step: Step, after: State) -> str:
 
 def _old_receipt(before: State, step: Step, after: State) -> str:
     call = step.call
-    if call is None or call.verb not in ("ack", "nack", "release"):
+    if call is None or call.verb not in ("ack", "ack_then", "nack", "release"):
         return ""
     receipt = before.server.prepare[call.message]
     stands = receipt is not None and receipt.delivery == call.delivery
     old, new = before.server, after.server
-    if not stands and (old.prepare, old.store, old.settled) != (
+    if not stands and (old.prepare, old.store, old.settled, old.results) != (
         new.prepare,
         new.store,
         new.settled,
+        new.results,
     ):
         return "an old receipt changes nothing"
     return ""
@@ -126,8 +157,8 @@ def _confirmed(after: State) -> str:
     server = after.server
     for m in MESSAGES:
         if after.confirmed[m] and (m == DURABLE or not after.lost):
-            queues = server.store[m] >= 0 or server.prepare[m] is not None
-            if not (queues or server.dead[m] or server.settled[m] or server.cancelled[m]):
+            queues = server.store[m] >= 0 or server.prepare[m] is not None or server.dead[m]
+            if not (queues or server.settled[m] or server.cancelled[m] or server.gone[m]):
                 return "a confirmed message is not lost"
     return ""
 

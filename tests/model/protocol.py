@@ -7,7 +7,7 @@ first, whether one take in five is due, whether a credit has lapsed), every choi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -32,6 +32,11 @@ NAMES = (
 LIVE, UNREAD, GONE, REPLICA = "live", "unread", "gone", "at a replica"
 
 LATE = "late"
+KEEPS_RESULTS = "keeps results"  # reply to an ack that would lose a result: it changed nothing
+
+# How messages end: the letters of their results.
+SUCCEEDED, DIED, CANCELLED, EXPIRED, PURGED = "s", "d", "c", "e", "p"
+FUTURE, PASSED = "future", "passed"  # the expiry of a message that has one
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,19 @@ class Rules:
     release_cancels: bool = True  # as does a release
     rollback_cancels: bool = True  # and the end of the lease
     cancel_waits: bool = True  # a cancel leaves what is in flight where it is
+    result_needs_receipt: bool = True  # an ack writes a result only if its receipt is valid
+    result_once: bool = True  # an ack writes no result if the message is settled
+    result_of_expired: bool = True  # a message that expires gets its result
+    result_of_rolled_back: bool = True  # a message that dies by the end of a lease gets its result
+    result_of_cancelled: bool = True  # a delivery that ends as cancelled gets its result
+    result_of_purged: bool = True  # a message that is purged gets its result
+    result_of_dead_stays: bool = True  # if a dead letter is deleted, its result stays
+    result_at_end: bool = True  # a failure that is retried writes no result
+    result_by_mark: bool = True  # only a message that asked for its result gets it
+    redrive_drops_result: bool = True  # a message that is redriven has no result
+    send_notes_mark: bool = True  # the send notes in the slot that a message keeps its result
+    ack_is_refused: bool = True  # a plain ack is refused in a slot that keeps results
+    result_until_end: bool = True  # a result is removed only after the end of its keeping
 
 
 CallNumber = tuple[int, int]  # a session, and a number in it
@@ -99,6 +117,13 @@ class Server(NamedTuple):
     cancelled: tuple[bool, ...] = (False, False)
     counted_cancelled: int = 0  # the slot's counter of cancelled messages
     requests: tuple[int, ...] = (0, 0)  # deliveries whose cancellation was requested; 0: none
+    gone: tuple[str, ...] = ("", "")  # EXPIRED and dropped, PURGED, or DIED and deleted later
+    keeps: tuple[bool, ...] = (False, False)  # the mark: which messages keep their results
+    expiry: tuple[str, ...] = ("", "")  # FUTURE, PASSED, or none
+    outcomes: bool = False  # the slot has stored a message that keeps its result
+    results: tuple[str, ...] = ("", "")  # the letters of the results
+    written: tuple[int, ...] = (0, 0)  # how often the result of each message was written
+    over: tuple[bool, ...] = (False, False)  # whether the keeping of the result has ended
 
 
 class Call(NamedTuple):
@@ -160,10 +185,14 @@ def run(rules: Rules, server: Server, listener: Subscription, call: Call) -> Ite
             yield outcome._replace(unused=unused) if unused else outcome
     elif call.verb == "withdraw":
         yield Outcome(*_remove_credit(server, call.channel))
-    elif call.verb == "ack":
+    elif call.verb in ("ack", "ack_then"):
         yield _ack(rules, server, call)
     elif call.verb == "cancel":
         yield _cancel(rules, server, call)
+    elif call.verb in ("purge", "purge_dead"):
+        yield _purge(rules, server, call)
+    elif call.verb == "drop_expired":
+        yield Outcome(_drop_expired(rules, server, MESSAGES), None)
     elif call.verb == "lease_rollback":
         yield Outcome(_end_lease(rules, server), None)
     else:
@@ -183,7 +212,7 @@ def _remove_credit(server: Server, channel: int) -> tuple[Server, int]:
 
 def _replays(rules: Rules, call: Call) -> bool:
     by_verb = {"send": rules.replay_send, "take": rules.replay_take, "ack": rules.replay_ack}
-    by_verb["cancel"] = rules.replay_cancel
+    by_verb |= {"cancel": rules.replay_cancel, "ack_then": rules.replay_ack}
     return by_verb.get(call.verb, True)
 
 
@@ -221,24 +250,50 @@ def _take(rules: Rules, server: Server, listener: Subscription, call: Call) -> I
             yield Outcome(made._replace(credit=call.credit()), ())
         yield Outcome(made, ())
         return
+    live = [message for message in waiting if server.expiry[message] != PASSED]
     if call.lease < 0:
         for message in waiting:
+            if message not in live:
+                yield _drop_instead(rules, server, call, [message])
+                continue
             moved, delivery = _lease(server, message, OWN)
             yield Outcome(remember(moved, call, (delivery,)), (delivery,))
         return
+    if not live:
+        yield _drop_instead(rules, server, call, waiting)
+        return
+    server = _drop_expired(rules, server, waiting)
     # A shared lease: as many as there are. One that has ended, but is not given back, goes on.
     known = server.lease is not None and server.lease[0] == call.lease
     number = call.lease if known else max(call.lease, server.lease[0] if server.lease else 0) + 1
     if server.lease is not None and not known:
         # A failover has brought an older lease back: of the times at which it may end, the first.
         server = _end_lease(rules, server._replace(lease=(server.lease[0], True)))
-    for order in permutations(waiting):
+    for order in permutations(live):
         moved = server._replace(lease=(number, False))
         batch: tuple[tuple[int, int], ...] = ()
         for message in order:
             moved, delivery = _lease(moved, message, number)
             batch += (delivery,)
         yield Outcome(remember(moved, call, batch), batch)
+
+
+def _drop_instead(rules: Rules, server: Server, call: Call, messages: list[int]) -> Outcome:
+    """A take that found expired messages only. It leaves no credit."""
+    dropped = _drop_expired(rules, server, messages)
+    return Outcome(remember(dropped, call, ()) if call.again and rules.keep_empty else dropped, ())
+
+
+def _drop_expired(rules: Rules, server: Server, messages: Iterable[int]) -> Server:
+    """Drop the messages among these that wait, and whose time has passed."""
+    for message in messages:
+        if server.store[message] >= 0 and server.expiry[message] == PASSED:
+            server = server._replace(
+                store=put(server.store, message, -1), gone=put(server.gone, message, EXPIRED)
+            )
+            if rules.result_of_expired:
+                server = _note(rules, server, message, EXPIRED)
+    return server
 
 
 def _held(rules: Rules, server: Server, call: Call) -> Receipt | None:
@@ -250,18 +305,27 @@ def _held(rules: Rules, server: Server, call: Call) -> Receipt | None:
 
 
 def _ack(rules: Rules, server: Server, call: Call) -> Outcome:
+    if call.verb == "ack" and server.outcomes and rules.ack_is_refused:
+        return Outcome(server, KEEPS_RESULTS)
     if _held(rules, server, call) is None:
+        if not rules.result_needs_receipt:
+            server = _note(rules, server, call.message, SUCCEEDED)
+        if not rules.result_once and server.settled[call.message]:
+            server = _note(rules, server, call.message, SUCCEEDED)
         if not rules.count_once:
             server = server._replace(counted=server.counted + 1)
         return Outcome(server, "lost")
     if not rules.ack_wins and _is_requested(server, call.message):
-        return Outcome(remember(_end_cancelled(server, call.message), call, "done"), "done")
+        ended = _end_cancelled(rules, server, call.message)
+        return Outcome(remember(ended, call, "done"), "done")
     server = _forget_request(rules, server, call.message)
     settled = server._replace(
         prepare=put(server.prepare, call.message, None),
         settled=put(server.settled, call.message, True),
         counted=server.counted + 1,
     )
+    if call.verb == "ack_then":
+        settled = _note(rules, settled, call.message, SUCCEEDED)
     return Outcome(remember(settled, call, "done"), "done")
 
 
@@ -271,7 +335,8 @@ def _cancel(rules: Rules, server: Server, call: Call) -> Outcome:
         if call.delivery:
             return Outcome(server, "old delivery")
         deleted = server._replace(store=put(server.store, message, -1))
-        return Outcome(remember(_note_cancelled(deleted, message), call, "done"), "done")
+        cancelled = _note_cancelled(rules, deleted, message)
+        return Outcome(remember(cancelled, call, "done"), "done")
     if receipt is None:
         return Outcome(server, "dead" if server.dead[message] else "gone")
     if call.delivery and call.delivery != receipt.delivery and rules.cancel_names_delivery:
@@ -279,7 +344,7 @@ def _cancel(rules: Rules, server: Server, call: Call) -> Outcome:
     if server.requests[message] == receipt.delivery:
         return Outcome(server, "already requested")
     if not rules.cancel_waits:
-        return Outcome(remember(_end_cancelled(server, message), call, "done"), "done")
+        return Outcome(remember(_end_cancelled(rules, server, message), call, "done"), "done")
     made = server._replace(requests=put(server.requests, message, receipt.delivery))
     return Outcome(remember(made, call, "done"), "done")
 
@@ -296,19 +361,73 @@ def _forget_request(rules: Rules, server: Server, message: int) -> Server:
     return server._replace(requests=put(server.requests, message, 0))
 
 
-def _note_cancelled(server: Server, message: int) -> Server:
-    return server._replace(
+def _note_cancelled(rules: Rules, server: Server, message: int) -> Server:
+    server = server._replace(
         cancelled=put(server.cancelled, message, True),
         counted_cancelled=server.counted_cancelled + 1,
     )
+    return _note(rules, server, message, CANCELLED) if rules.result_of_cancelled else server
 
 
-def _end_cancelled(server: Server, message: int) -> Server:
+def _end_cancelled(rules: Rules, server: Server, message: int) -> Server:
     """Delete a message in flight whose cancellation was requested."""
     ended = server._replace(
         prepare=put(server.prepare, message, None), requests=put(server.requests, message, 0)
     )
-    return _note_cancelled(ended, message)
+    return _note_cancelled(rules, ended, message)
+
+
+def _note(rules: Rules, server: Server, message: int, letter: str) -> Server:
+    """Write the result of a message that has ended, and remove old results."""
+    if not server.outcomes or not (server.keeps[message] or not rules.result_by_mark):
+        return server
+    results = tuple(
+        "" if m != message and (server.over[m] or not rules.result_until_end) else of_message
+        for m, of_message in enumerate(server.results)
+    )
+    return server._replace(
+        results=put(results, message, letter),
+        written=put(server.written, message, server.written[message] + 1),
+        over=put(server.over, message, False),
+    )
+
+
+def _purge(rules: Rules, server: Server, call: Call) -> Outcome:
+    """Delete a message that waits, or a dead letter."""
+    message = call.message
+    if call.verb == "purge" and server.store[message] >= 0:
+        purged = server._replace(
+            store=put(server.store, message, -1), gone=put(server.gone, message, PURGED)
+        )
+        if rules.result_of_purged:
+            purged = _note(rules, purged, message, PURGED)
+    elif call.verb == "purge_dead" and server.dead[message]:
+        purged = server._replace(
+            dead=put(server.dead, message, False), gone=put(server.gone, message, DIED)
+        )
+        if not rules.result_of_dead_stays:
+            purged = _note(rules, purged, message, PURGED)
+    else:
+        return Outcome(server, "gone")
+    return Outcome(remember(purged, call, "done"), "done")
+
+
+def _redrive(rules: Rules, server: Server, message: int) -> Server:
+    """Make a dead letter wait again, with all retries. An expiry that has passed is removed."""
+    expiry = server.expiry[message]
+    server = server._replace(
+        dead=put(server.dead, message, False),
+        store=put(server.store, message, RETRIES),
+        failed=put(server.failed, message, 0),
+        expiry=put(server.expiry, message, "" if expiry == PASSED else expiry),
+    )
+    if not rules.redrive_drops_result:
+        return server
+    return server._replace(
+        results=put(server.results, message, ""),
+        written=put(server.written, message, 0),
+        over=put(server.over, message, False),
+    )
 
 
 def _end_lease(rules: Rules, server: Server) -> Server:
@@ -325,7 +444,9 @@ def _end_lease(rules: Rules, server: Server) -> Server:
     )
 
 
-def _fail(server: Server, message: int, costs: int = 1) -> Server:
+def _fail(
+    rules: Rules, server: Server, message: int, costs: int = 1, has_result: bool = True
+) -> Server:
     """Give a delivery back as failed."""
     receipt = server.prepare[message]
     assert receipt is not None
@@ -334,14 +455,20 @@ def _fail(server: Server, message: int, costs: int = 1) -> Server:
         failed=put(server.failed, message, server.failed[message] + 1),
     )
     if receipt.left < costs:
-        return server._replace(dead=put(server.dead, message, True))
+        server = server._replace(dead=put(server.dead, message, True))
+        return _note(rules, server, message, DIED) if has_result else server
+    if not rules.result_at_end:
+        server = _note(rules, server, message, DIED)
     return server._replace(store=put(server.store, message, receipt.left - costs))
 
 
 def _give(rules: Rules, server: Server, call: Call) -> tuple[Server, Any]:
     """Scripts that make messages available."""
     if call.verb == "send":
-        stored = server._replace(store=put(server.store, call.message, RETRIES))
+        noted = server.keeps[call.message] and rules.send_notes_mark
+        stored = server._replace(
+            store=put(server.store, call.message, RETRIES), outcomes=server.outcomes or noted
+        )
         return remember(stored, call, "stored"), "stored"
     if call.verb == "rollback":
         for message in MESSAGES:
@@ -349,18 +476,23 @@ def _give(rules: Rules, server: Server, call: Call) -> tuple[Server, Any]:
             if receipt is None or receipt.lease >= OWN:
                 continue
             if _is_requested(server, message) and rules.rollback_cancels:
-                server = _end_cancelled(server, message)
+                server = _end_cancelled(rules, server, message)
             else:
-                server = _fail(server, message, 1 if rules.rollback_costs else 0)
+                costs = 1 if rules.rollback_costs else 0
+                server = _fail(rules, server, message, costs, rules.result_of_rolled_back)
         return server, None
+    if call.verb == "redrive":
+        if not server.dead[call.message]:
+            return server, "gone"
+        return remember(_redrive(rules, server, call.message), call, "done"), "done"
     receipt = _held(rules, server, call)
     if receipt is None:
         return server, "lost"
     cancels = rules.nack_cancels if call.verb == "nack" else rules.release_cancels
     if cancels and _is_requested(server, call.message):
-        return remember(_end_cancelled(server, call.message), call, "done"), "done"
+        return remember(_end_cancelled(rules, server, call.message), call, "done"), "done"
     if call.verb == "nack":
-        return remember(_fail(server, call.message), call, "done"), "done"
+        return remember(_fail(rules, server, call.message), call, "done"), "done"
     left = receipt.left if rules.release_is_free else max(0, receipt.left - 1)
     given = server._replace(
         prepare=put(server.prepare, call.message, None),

@@ -6,15 +6,20 @@ from typing import Any
 
 import redis
 
+from rmq.features.dead_letters.scripts import drop_expired, redrive
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.scripts import Offer
+from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.retry import Immediate
-from rmq.kernel.topic.scripts import cancel
+from rmq.kernel.topic.scripts import cancel, purge
 from tests.lua.box import Box, Lease
 from tests.lua.crediting import Sleeper
+from tests.lua.following import ack_then_command
 from tests.model.protocol import (
     ENDED,
+    EXPIRED,
+    KEEPS_RESULTS,
     LATE,
     MESSAGES,
     OWN,
@@ -27,7 +32,7 @@ from tests.model.protocol import (
     Receipt,
     Server,
 )
-from tests.model.world import State, Step
+from tests.model.world import Bounds, State, Step
 
 SHARED_S = 3_000_000_000
 CANCEL_REPLIES = {
@@ -35,13 +40,18 @@ CANCEL_REPLIES = {
     "0": "gone",
 }  # fmt: skip
 LEASE_STEP_MS = 60_000  # each lease is longer than the one before, so that they end one by one
+EXPIRES_MS, KEEP_S = 200_000, 97  # of a message from its send, and of its result from its end
+TOGETHER_MS = 1000  # times that are less apart than this come together
 
 
 class RealSlot:
     """A slot on a server, and the subscription of the sleeper."""
 
-    def __init__(self, client: redis.Redis, name: str, clock: Any) -> None:
-        self.box = Box(client, name, clock, max_retries=RETRIES, retry=Immediate())
+    def __init__(self, client: redis.Redis, name: str, clock: Any, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.box = Box(
+            client, name, clock, max_retries=RETRIES, retry=Immediate(), on_expire="drop"
+        )
         self.ids = self.box.ids(len(MESSAGES))
         self.sessions = [self.box.session() for _ in OWNER]
         self.lease_ms = 0
@@ -70,14 +80,31 @@ class RealSlot:
             self.subscribe()
         return None
 
-    def end_first_lease(self) -> None:
-        """Move the clock to the end of the lease that ends first."""
-        self.box.clock.advance((min(self.ends().values()) - self.box.clock.now_ms + 1) / 1000)
+    def move_to(self, until_ms: int) -> None:
+        """Move the clock behind this time."""
+        self.box.clock.advance((until_ms - self.box.clock.now_ms + 1) / 1000)
 
     def ends(self) -> dict[str, int]:
-        """When each lease ends that has not, epoch ms, by the step that says so."""
-        found, now = {}, self.box.clock.now_ms
+        """The times that have not come: of leases, expiries and results, epoch ms, by their step.
+
+        They are the first time, and those that come together with it.
+        """
+        found, now = self._times(), self.box.clock.now_ms
+        found = {what: end for what, end in found.items() if end > now}
+        first = min(found.values(), default=0)
+        return {what: end for what, end in found.items() if end < first + TOGETHER_MS}
+
+    def _times(self) -> dict[str, int]:
+        found: dict[str, int] = {}
         raw: Any = self.box.redis
+        for m, id in enumerate(self.ids[: self.bounds.keeps]):
+            end = raw.zscore(self.box.keys.keeping, member_of(id))
+            if end is not None:
+                found[f"the keeping of message {m} ends"] = int(end)
+        for m, id in enumerate(self.ids[: self.bounds.expire]):
+            data = raw.hget(self.box.keys.records, member_of(id))
+            if data and record.read(data).expires_ms:
+                found[f"the expiry of message {m} passes"] = record.read(data).expires_ms
         for _, score in raw.zrange(self.box.keys.prepare, 0, -1, withscores=True):
             deadline = int(score // 1000)
             if deadline < SHARED_S:
@@ -85,7 +112,7 @@ class RealSlot:
                 found[f"the lease of delivery {delivery} ends"] = deadline * 1000
         for _, end in raw.zrange(self.box.keys.leases, 0, -1, withscores=True):
             found["the shared lease ends"] = int(end)
-        return {what: end for what, end in found.items() if end > now}
+        return found
 
     def _run(self, call: Call) -> Any:
         box = self.box
@@ -102,24 +129,42 @@ class RealSlot:
             if call.verb == "lease_rollback":
                 box.run(scripts.lease_rollback(box.keys, 10))
                 return None
+            if call.verb == "drop_expired":
+                box.run(drop_expired(box.handle, box.keys, 0, 100))
+                return None
             return self._numbered(call)
         except redis.ResponseError as error:
-            if "LATE" not in str(error):
-                raise
-            return LATE
+            if "LATE" in str(error):
+                return LATE
+            if "RESULTS" in str(error):
+                return KEEPS_RESULTS
+            raise
 
     def _numbered(self, call: Call) -> str:
-        session = self.sessions[call.who]
+        session, box = self.sessions[call.who], self.box
         session.count_to(call.number)
         if call.verb == "send":
-            self.box.run(self.box.send_command([self.ids[call.message]], session))
+            m, keeps = call.message, call.message < self.bounds.keeps
+            expires = EXPIRES_MS if m < self.bounds.expire else None
+            keep = KEEP_S if keeps else None
+            box.run(box.send_command([self.ids[m]], session, keep=keep, expires=expires))
             return "stored"
+        ids = [self.ids[call.message]]
+        if call.verb in ("purge", "purge_dead"):
+            queue = "store" if call.verb == "purge" else "dead"
+            done = box.run(purge(box.handle, box.keys, session, queue, ids=ids))
+            return "done" if done else "gone"
+        if call.verb == "redrive":
+            done = box.run(redrive(box.handle, box.keys, session, ids))
+            return "done" if done == "1" else "gone"
         if call.verb == "cancel":
             receipt = self.known[call.delivery].receipt if call.delivery else None
-            command = cancel(self.box.handle, self.box.keys, session, [self.ids[call.message]],
-                             running=True, receipt=receipt)  # fmt: skip
-            return CANCEL_REPLIES[self.box.run(command)]
+            command = cancel(box.handle, box.keys, session, ids, running=True, receipt=receipt)
+            return CANCEL_REPLIES[box.run(command)]
         lease = self.known[call.delivery]
+        if call.verb == "ack_then":
+            reply = box.run(ack_then_command(box, [lease], session=session))
+            return "done" if reply.letters == "1" else "lost"
         build = getattr(self.box, f"{call.verb}_command")
         letter = self.box.run(build([lease], session))
         return "lost" if letter == "0" else "done"
@@ -172,11 +217,12 @@ class RealSlot:
         return (
             server.store, prepare, server.dead, server.counted, server.delivered,
             len(server.credit[1]) if server.credit else 0, server.lease is not None,
-            server.counted_cancelled, server.requests,
+            server.counted_cancelled, server.requests, server.results,
+            tuple(r != "" for r in server.results), server.gone.count(EXPIRED),
         )  # fmt: skip
 
     def looks(self) -> tuple[Any, ...]:
-        """The slot's retries of what waits, receipts, dead letters, counters, credit, lease."""
+        """The slot's retries of what waits, receipts, dead letters, counters, results and more."""
         found, now_s = self.box.state(), self.box.clock.now_ms // 1000
         store, prepare = [], []
         for id in self.ids:
@@ -201,6 +247,8 @@ class RealSlot:
             int(slot.get("settled", 0)), int(slot.get("delivered", 0)),
             hand_overs_left(slot.get("credits")), bool(found.get("leases")),
             int(slot.get("cancelled", 0)), tuple(requested(slot, id) for id in self.ids),
+            tuple(chr(found.get("results", {}).get(id, b"\0")[0]).strip("\0") for id in self.ids),
+            tuple(id in found.get("keeping", {}) for id in self.ids), int(slot.get("expired", 0)),
         )  # fmt: skip
 
 

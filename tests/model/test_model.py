@@ -32,6 +32,15 @@ SEARCHES = {
     "two messages, a cancel, a lost reply or a death": Bounds(
         releases=0, sleeps=0, cancels=1, kinds=frozenset({"reply", "death"})
     ),
+    "one message with a result, a cancel, any fault": Bounds(
+        messages=1, sleeps=0, cancels=1, keeps=1, kinds=frozenset(KINDS)
+    ),
+    "one message with a result, an expiry, a removal, any fault": Bounds(
+        messages=1, sleeps=0, releases=0, keeps=1, expire=1, removals=1, kinds=frozenset(KINDS)
+    ),
+    "two messages, one with a result, a lost reply": Bounds(
+        releases=0, sleeps=0, keeps=1, kinds=frozenset({"reply"})
+    ),
 }
 SMALL = {  # together they meet everything, in a tenth of the time
     "one message, any fault, no release": Bounds(messages=1, releases=0, kinds=frozenset(KINDS)),
@@ -40,6 +49,9 @@ SMALL = {  # together they meet everything, in a tenth of the time
     ),
     "one message, a cancel, a lost reply or a late copy": Bounds(
         messages=1, sleeps=0, releases=0, cancels=1, kinds=frozenset({"reply", "copy"})
+    ),
+    "one message with a result, an expiry, a removal, a lost reply": Bounds(
+        messages=1, sleeps=0, releases=0, keeps=1, expire=1, removals=1, kinds=frozenset({"reply"})
     ),
 }
 STATES_MIN = 100_000  # of all searches: a bound that became smaller by accident is noticed
@@ -53,6 +65,8 @@ MET = (
     "the worker dies", "the sleeper dies", "the sleeper's connection dies", "failover",
     "failover to a replica that is behind", "the sleeper subscribes anew",
     "cancel: answered", "cancel: the reply is lost", "cancel: a late copy arrives",
+    "ack_then: the reply is lost", "purge: the reply is lost", "redrive: the reply is lost",
+    "purge_dead: answered", "drop_expired: done", "the keeping of message 0 ends",
 )  # fmt: skip
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from tests.conftest import Clock
 from tests.lua.crediting import break_script
-from tests.model.protocol import SECOND, Rules
+from tests.model.protocol import KEEPS_RESULTS, MESSAGES, SECOND, Rules
 from tests.model.real_slot import RealSlot
-from tests.model.world import Bounds, State, first_state, steps
+from tests.model.world import Bounds, State, Step, first_state, steps
 from tests.servers import Server
 
 STEPS = 40
 KINDS = frozenset({"reply", "copy", "death"})
 RULES = Rules()
+TIME_STEPS = (" ends", " passes")
 
 
 def ended(bounds: Bounds, state: State, leases: list[str]) -> State:
@@ -26,28 +28,50 @@ def ended(bounds: Bounds, state: State, leases: list[str]) -> State:
     return state
 
 
+def plain_bounds(seed: int) -> Bounds:
+    return Bounds(faults=3, releases=2, sleeps=4, hand_overs=1 + seed % 2, kinds=KINDS, cancels=2)
+
+
+def bounds_of(seed: int) -> Bounds:
+    """Every second walk has results: half of these with deaths, the others with an expiry."""
+    bounds = plain_bounds(seed)
+    if seed // 2 % 4 == 1:
+        return replace(bounds, keeps=1, removals=3, releases=0, cancels=0, sleeps=1)
+    if seed // 2 % 4 == 3:
+        return replace(bounds, keeps=1, removals=1, expire=1, sleeps=0)
+    return bounds
+
+
+def weight(bounds: Bounds, step: Step) -> int:
+    """How often a step is chosen: in walks with deaths, the steps around a death more often."""
+    if bounds.removals < 2 or step.call is None:
+        return 1
+    is_done = step.reply == "done" and step.call.verb in ("redrive", "purge_dead")
+    return 8 if is_done or step.call.verb in ("nack", "rollback") else 1
+
+
 def walk(slot: RealSlot, seed: int, done: Counter[str]) -> None:
     """Do random steps in the slot; each must lead where the model says that it may lead."""
     choose = random.Random(seed)
-    bounds = Bounds(faults=3, releases=2, sleeps=4, hand_overs=1 + seed % 2, kinds=KINDS, cancels=2)
-    state: State = first_state(bounds)
+    bounds, state = slot.bounds, first_state(slot.bounds)
     told = [f"seed {seed}"]
     for _ in range(STEPS):
         ends = slot.ends()
         first = min(ends, key=lambda what: ends[what]) if ends else ""
         # What one script hands over, for one credit, has leases that end together.
-        others = [what for what in ends if what != first and ends[what] == ends[first]]
+        others = [what for what in ends if what != first]
         possible = [
             (step, ended(bounds, after, others) if step.what == first else after)
             for step, after in steps(RULES, bounds, state)
-            if step.what == first or "lease" not in step.what
+            if step.what == first or not step.what.endswith(TIME_STEPS)
         ]
         if not possible:
             return
-        step, _ = choose.choice(possible)
+        weights = [weight(bounds, step) for step, _ in possible]
+        (step, _), *_ = choose.choices(possible, weights)
         told.append(step.told())
         if step.what == first:
-            slot.end_first_lease()
+            slot.move_to(max(ends.values()))
         reply = slot.do(step)
         found = slot.looks()
         allowed = [(s, after) for s, after in possible if s[:4] == step[:4]]
@@ -65,6 +89,11 @@ def walk(slot: RealSlot, seed: int, done: Counter[str]) -> None:
         done["second hand-overs"] += bool(moved and credit and credit[1][0][0] == SECOND)
         done["faults"] += step.is_fault
         done["requests"] += max(state.server.requests) < max(matching[0][1].server.requests)
+        after = matching[0][1].server
+        for m in MESSAGES:
+            letter = after.results[m] or "removed"
+            done[f"result {letter}"] += after.results[m] != state.server.results[m]
+        done["acks refused"] += step.reply == KEEPS_RESULTS
         done["cancelled in flight"] += bool(
             step.call and step.call.verb != "cancel"
             and matching[0][1].server.cancelled != state.server.cancelled
@@ -81,7 +110,7 @@ def test_the_real_scripts_go_where_the_model_goes(
     client = server.raw(protocol=2)
 
     for seed in range(walks):
-        slot = RealSlot(client, f"{name}-{seed}", clock)
+        slot = RealSlot(client, f"{name}-{seed}", clock, bounds_of(seed))
         walk(slot, seed, done)
         slot.sleeper.close()
 
@@ -91,6 +120,23 @@ def test_the_real_scripts_go_where_the_model_goes(
     assert done["second hand-overs"] > 0
     assert min(done["requests"], done["cancelled in flight"]) > walks // 10
     assert done["steps"] > 10 * walks
+    assert min(done["acks refused"], *(done[f"result {letter}"] for letter in "sdecp")) > 0
+
+
+RESULTS = [  # changes of scripts that break results
+    ("ack_then", "redis.call('HSET', results, id, letter", "string.upper(id, letter"),
+    ("ack_then", "note_outcomes(valid_ids, now, nil, results_given)", ""),
+    ("ack", "if outcomes then", "if false then"),
+    ("rollback_expired_leases", "note_outcomes(ids, now, 'd')", ""),
+    ("rollback_expired_leases", "note_outcomes(ids, now, 'c')", ""),
+    ("cancel", "note_outcomes(ids, now, 'c')", ""),
+    ("purge", "note_outcomes(ids, now, 'p')", ""),
+    ("purge", "if is_store then\nnote_outcomes", "if true then\nnote_outcomes"),
+    ("prepare", "note_outcomes(ids, now, 'e')", ""),
+    ("drop_expired", "note_outcomes(ids, now, 'e')", ""),
+    ("redrive", "redis.call('HEXISTS', slot, 'outcomes') == 1", "false"),
+    ("cancel", "keeping, '-inf', now", "keeping, '-inf', now + 1e6"),
+]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +149,8 @@ def test_the_real_scripts_go_where_the_model_goes(
         ("nack", "validity = end_cancelled(validity, 5, valid, now)", ""),
         ("ack", "forget_requests(valid_ids, cancelling)", ""),
         ("cancel", "tonumber(receipt) % 1000 ~= delivery", "false"),
+        RESULTS[0],
+        *(pytest.param(*change, marks=pytest.mark.slow) for change in RESULTS[1:]),
     ],
 )
 def test_control_a_broken_script_leaves_the_model(
@@ -114,6 +162,7 @@ def test_control_a_broken_script_leaves_the_model(
 
     with pytest.raises(AssertionError):  # noqa: PT012
         for seed in range(300):
-            walk(RealSlot(client, f"{name}-{seed}", clock), seed, Counter())
+            bounds = bounds_of(seed) if (verb, before, after) in RESULTS else plain_bounds(seed)
+            walk(RealSlot(client, f"{name}-{seed}", clock, bounds), seed, Counter())
 
     client.close()

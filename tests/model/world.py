@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 from tests.model.protocol import (
     CANCELLER,
     ENDED,
+    FUTURE,
     GONE,
+    KEEPS_RESULTS,
     LATE,
     LIVE,
     MESSAGES,
     NAMES,
     OWN,
     OWNER,
+    PASSED,
     PLAIN,
     PRODUCER,
     REPLICA,
@@ -55,6 +58,9 @@ class Bounds:
     kinds: frozenset[str] = frozenset(KINDS)  # of faults
     has_plain: bool = True  # whether there is a plain consumer
     cancels: int = 0  # how often a message is cancelled
+    keeps: int = 0  # how many messages keep their results: the first ones
+    expire: int = 0  # how many messages expire: the first ones
+    removals: int = 0  # how often a message is purged or redriven
 
 
 class Held(NamedTuple):
@@ -76,6 +82,7 @@ class Client(NamedTuple):
     awaits: tuple[CallNumber, ...] = ()  # calls of that credit, whose answers may have come
     second: int = 0  # the number of the last call of its second session
     lease: int = 0  # the number of its shared lease
+    keeps_results: bool = False  # it knows that an ack has to write results
 
     def numbered(self, session: int, number: int) -> Client:
         return self._replace(second=number) if session == SECOND else self._replace(number=number)
@@ -103,6 +110,7 @@ class State(NamedTuple):
     releases: int = 0
     sleeps: int = 0
     cancels: int = 0
+    removals: int = 0
     unsent: int = len(MESSAGES)
     lost: bool = False  # a failover has lost commands
 
@@ -131,9 +139,16 @@ Steps = Iterator[tuple[Step, State]]
 
 
 def first_state(bounds: Bounds) -> State:
+    server = Server(
+        keeps=tuple(m < bounds.keeps for m in MESSAGES),
+        expiry=tuple(FUTURE if m < bounds.expire else "" for m in MESSAGES),
+    )
+    # The plain consumer learns from a refused ack that the slot keeps results.
+    knows = Client(keeps_results=bounds.keeps > 0)
     return State(
+        server=server, clients=(Client(), Client(), knows, knows, Client()),
         faults=bounds.faults, releases=bounds.releases, sleeps=bounds.sleeps,
-        cancels=bounds.cancels, unsent=bounds.messages,
+        cancels=bounds.cancels, removals=bounds.removals, unsent=bounds.messages,
     )  # fmt: skip
 
 
@@ -144,7 +159,8 @@ def steps(rules: Rules, bounds: Bounds, state: State) -> Steps:
             for call in calls(bounds, state, who, client):
                 yield from _calling(rules, bounds, state, call)
     yield from _leases_end(state)
-    for verb in ("rollback", "lease_rollback"):
+    yield from _times_pass(state)
+    for verb in ("rollback", "lease_rollback", *(["drop_expired"] if bounds.expire else [])):
         yield from _system(rules, bounds, state, Call(verb, PLAIN))
     yield from _listening(rules, state)
     if state.faults:
@@ -179,11 +195,16 @@ def calls(bounds: Bounds, state: State, who: int, client: Client) -> Iterator[Ca
     if who == CANCELLER:
         if state.cancels:
             yield from _cancels(state, client.number + 1)
+        for m in range(state.clients[PRODUCER].number if state.removals else 0):
+            for verb in ("purge", "purge_dead", "redrive"):
+                yield Call(verb, who, client.number + 1, m)
         return
     number = client.number + 1
     for held in client.held:
         for verb in VERBS[who]:
             if verb != "release" or state.releases:
+                if verb == "ack" and client.keeps_results:
+                    verb = "ack_then"
                 yield Call(verb, who, number, held.message, held.delivery)
     if client.held or client.asleep:
         return
@@ -260,7 +281,10 @@ def _answered(rules: Rules, state: State, call: Call, outcome: Outcome) -> State
     used = call.number if written or call.again or reply == LATE else call.number - 1
     awaits = tuple(a for a in client.awaits if a != (call.who, call.number))
     client = client._replace(call=None, awaits=awaits).numbered(call.who, used)
-    if call.verb == "send":
+    if reply == KEEPS_RESULTS:  # it makes the call that writes results, under the same number
+        then = call._replace(verb="ack_then", again=False)
+        client = client._replace(call=then, keeps_results=True).numbered(call.who, call.number)
+    elif call.verb == "send":
         client = client._replace(number=call.number)
         confirmed = put(state.confirmed, call.message, True)
         state = state._replace(confirmed=confirmed, unsent=state.unsent - 1)
@@ -268,6 +292,8 @@ def _answered(rules: Rules, state: State, call: Call, outcome: Outcome) -> State
             state = state._replace(older=())  # WAIT: the replica has all of this
     elif call.verb == "cancel":
         state = state._replace(cancels=max(0, state.cancels - 1))
+    elif call.verb in ("purge", "purge_dead", "redrive"):
+        state = state._replace(removals=max(0, state.removals - 1))
     elif call.verb == "take":
         client = _received(rules, state, client, call, outcome)
         state = state._replace(sleeps=state.sleeps - client.asleep)
@@ -341,6 +367,19 @@ def _leases_end(state: State) -> Steps:
         deliveries = {r.delivery for r in server.prepare if r is not None and r.lease == number}
         made = server._replace(lease=(number, True))
         yield Step("the shared lease ends"), _invalid(state._replace(server=made), deliveries)
+
+
+def _times_pass(state: State) -> Steps:
+    """The expiry of a message passes, or the keeping of a result ends."""
+    server = state.server
+    for m in MESSAGES:
+        lives = server.store[m] >= 0 or server.prepare[m] is not None or server.dead[m]
+        if server.expiry[m] == FUTURE and lives:
+            passed = server._replace(expiry=put(server.expiry, m, PASSED))
+            yield Step(f"the expiry of message {m} passes"), state._replace(server=passed)
+        if server.results[m] and not server.over[m]:
+            over = server._replace(over=put(server.over, m, True))
+            yield Step(f"the keeping of message {m} ends"), state._replace(server=over)
 
 
 def _invalid(state: State, deliveries: set[int]) -> State:
