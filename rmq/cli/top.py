@@ -106,7 +106,7 @@ def _show(client: rmq.Client, pattern: str, state: Top, interval: float, console
             wait_s = min(RESIZE_S, max(0, next_at - time.monotonic()))
             if select.select([fd], [], [], wait_s)[0]:
                 keys = os.read(fd, 64).decode(errors="ignore").lower()
-                if not keys or "q" in keys:  # without keys the terminal is closed
+                if not keys or "q" in keys:  # no keys mean that the terminal was closed
                     return
                 if "s" in keys:
                     state.sort = SORTS[(SORTS.index(state.sort) + 1) % len(SORTS)]

@@ -194,7 +194,7 @@ class DrainedTopic:
 
     def receive_runs(self) -> list[Run]:
         """Receive the next message, or the next batches. Return each with its handler."""
-        self._flows.state.ready_at = []  # due times of slots are in real time
+        self._flows.state.ready_at = []  # forget due times in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
         batches: dict[Handler, list[InnerDelivery]] = {}

@@ -1,6 +1,6 @@
 """The audit: `rmq.Audit` numbers messages as they are sent, so that lost messages can be found.
 
-A script that removes a message (ack, cancel, purge, drop) also records the message's number as
+A script that removes a message (ack, cancel, purge, drop) also records that the message's number is
 accounted for. A number is lost if it was not recorded in this way and no message in any queue has
 the number. `rmq.features.audit.flows` finds lost numbers.
 """

@@ -65,7 +65,7 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
     return MovedRecord(head, rest, len(fields.body))
 
 
-PAGE = 200  # letters of one call; each takes Redis about 10 us
+PAGE = 200  # maximum number of letters per call; each takes Redis about 10 us
 # Maximum size of the records and bodies of one call, because scripts copy them.
 PAGE_BYTES = 4 * 1024 * 1024
 _DERIVED = 0x80  # bit in the first byte of ids that come from a dedup key

@@ -21,8 +21,8 @@ from rmq.kernel.transport.single.blocking import Transport
 log = logging.getLogger("rmq")
 
 EVERY_S = 15.0
-LIMIT = 500  # maximum number of messages of one call
-CALLS_MOST = 50  # calls of one run, for all topics; the next run continues
+LIMIT = 500  # maximum number of messages per call
+CALLS_MOST = 50  # maximum number of calls per run, over all topics; the next run continues
 # Counters that change when a slot gets messages that could be received.
 ARRIVALS = (
     "accepted",

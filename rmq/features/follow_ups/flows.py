@@ -15,7 +15,7 @@ from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
-PAGE = 100  # targets of one call
+PAGE = 100  # maximum number of targets per call
 ALL = 9_000_000_000_000_000  # larger than the number of any pending entry
 
 

@@ -24,7 +24,7 @@ from rmq.kernel.transport.flow.steps import Flow, Progress, pipeline
 
 # Maximum number of groups that a list examines; Redis returns about 30 000 per second.
 SCAN = 100_000
-PURGED = 100  # messages deleted by one call
+PURGED = 100  # maximum number of messages that a call deletes
 Sort = Literal["held", "oldest", "out", "stopped", "name"]
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _SORTS: dict[str, Callable[[GroupState], Any]] = {

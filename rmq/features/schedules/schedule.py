@@ -243,7 +243,7 @@ def _advance_hour(moments: Any) -> bool:
         return False
     while moments.dt.hour not in moments.hours:
         moments.tick(QUARTER_S - (moments.dt.minute * 60 + moments.dt.second) % QUARTER_S)
-        if moments.dt.hour == 0:  # the day must be checked
+        if moments.dt.hour == 0:  # a new day: check its date
             break
     return True
 

@@ -21,7 +21,7 @@ from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 
-CALL_MOST = 250  # messages of one call, each with a failure entry to write
+CALL_MOST = 250  # messages per call, each with a failure entry to write
 CALL_SPAN = 4000  # maximum difference between the first and the last number of a call
 CALL_BYTES = 256 * 1024  # total size of the errors of a call
 PIPELINE_CALLS = 8

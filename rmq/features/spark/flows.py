@@ -37,7 +37,7 @@ from rmq.kernel.transport.flow.steps import (
     pipeline,
 )
 
-CALL_MOST = 4000  # messages of one call, a few ms of the server's time
+CALL_MOST = 4000  # messages per call, which takes Redis a few ms
 PIPELINE_MOST = 8000  # messages of a pipeline, during which Redis serves no other client
 ROUNDS_MAX = 10_000  # maximum number of pipelines in one call of `take`
 

@@ -373,7 +373,7 @@ class DueCount(Answer):
     Attributes:
         within_s: End of the range, in seconds from now. The range begins at the end of the previous
             range. The value 0 counts messages that are due now. The value null counts messages that
-            are due after the last limit.
+            are due after the end of the last range.
         messages: Number of messages that are due within the range.
     """
 

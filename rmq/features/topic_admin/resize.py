@@ -24,7 +24,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scheduled import Listed
 from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
 
-PAGE = 100  # records that are read in one call
+PAGE = 100  # maximum number of records that a call reads
 SLOTS_AT_ONCE = 64
 PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # pause between two reads while older messages are left
 ROUNDS = 200  # maximum number of pages that one call of `go_on` reads

@@ -42,7 +42,7 @@ class AsyncJobAdmin(AsyncAdminPart):
             topic: Name of the topic.
             verb: "redrive" to send dead letters back, "purge" to put them into the trash, or
                 "cancel" to delete waiting messages permanently.
-            conditions: Conditions that the messages must meet, with the names of `redrive`: ids,
+            conditions: Conditions that the messages must meet, named as in `redrive`: ids,
                 reason, error, older_than, type, filter. Default: all dead letters, or all waiting
                 messages. The further condition `died` is a list of times of death in epoch ms, one
                 for each id. A letter that was sent back and died again has another time of death,

@@ -35,7 +35,7 @@ KEEP_S = 7 * 86_400  # how long an ended job is kept
 OUTCOMES_MAX = 10_000  # newest outcomes that a job keeps
 # Score of an active job: this number plus the epoch s at which it was listed.
 LISTED_ACTIVE = 9_000_000_000_000_000
-LISTED_MAX = 1000  # maximum number of jobs in an answer
+LISTED_MAX = 1000  # maximum number of jobs that a list returns
 STARTING_S = 60  # after this time, a listed job that was never stored is removed from the list
 IDS_MAX = 10_000  # maximum number of ids in a job's conditions
 _FIELDS = (

@@ -141,7 +141,7 @@ class Job(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether a process must run the job, because it is neither paused nor ended."""
+        """Whether the job is neither paused nor ended, so that a process must run it."""
         return self.state in ("running", "stopping")
 
 
