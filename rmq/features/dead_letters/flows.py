@@ -165,7 +165,7 @@ def _matching(
 
 
 def check_fresh(fresh: bool, to: str | None) -> None:
-    """Refuse a redrive to another topic that asks to delete the steps."""
+    """Refuse to delete the steps of messages in a redrive to another topic."""
     if fresh and to is not None:
         raise InvalidValue(
             "fresh: a message that goes to another topic never takes its steps along"

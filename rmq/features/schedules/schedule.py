@@ -83,8 +83,8 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        Times before the time in `since` may be omitted. However, the latest of these times are
-        always included; their number is `most`.
+        The result may leave out times before the time in `since`, but always includes the latest of
+        them, up to the number in `most`.
         """
         start = max(first, since)
         if start > first:
@@ -218,8 +218,8 @@ class Definition:
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times, and the next time after the due times.
 
-        Missed times may be left out. However, the latest of these times are always included; their
-        number is `most`. So years of missed times cost no more than the times that are sent.
+        The result may leave out missed times, but always includes the latest of them, up to the
+        number in `most`. So years of missed times cost no more than the times that are sent.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS

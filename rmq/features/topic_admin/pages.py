@@ -178,7 +178,7 @@ def _settings_view(
     mistake: ConfigurationError | None = None,
     typed: Mapping[str, str] = {},
 ) -> View:
-    """Return the form for settings. After a mistake, the form has the typed values and the error."""
+    """Return the form for settings. After a mistake, it shows the typed values and the error."""
     text = str(mistake) if mistake else ""
     shown = _form(found)
     field = text.partition(":")[0] if text.partition(":")[0] in shown else ""

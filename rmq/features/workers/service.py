@@ -35,7 +35,7 @@ class WorkerRecords:
         self._prefix = prefix
 
     def run_once(self) -> int:
-        """Remove processes from the list if their report has expired. Return how many were removed."""
+        """Remove from the list the processes whose report has expired. Return their number."""
         lapsed = self._transport.run(flows.forget_lapsed(self._prefix))
         for worker in lapsed:
             log.warning("worker %s has ended without a report, or cannot reach Redis", worker)

@@ -194,7 +194,7 @@ def read(id: str, fields: Mapping[str, bytes]) -> Job:
     """Parse the fields of a job.
 
     Raises:
-        ScriptFailed: RMQ did not write one of the fields.
+        ScriptFailed: A field has a value that RMQ did not write.
     """
     try:
         return _read(id, fields)
