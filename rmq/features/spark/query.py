@@ -81,7 +81,7 @@ class QueryBase:
 
     @property
     def run(self) -> str:
-        """Name of the query, 32 hex digits, which belongs to its checkpoint."""
+        """Name of the query: 32 hex digits, which Spark stores in the query's checkpoint."""
         return self._flows.lease.run
 
     @property

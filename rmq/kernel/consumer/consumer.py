@@ -156,10 +156,10 @@ class AsyncConsumer:
         """Receive deliveries one by one, without an end.
 
         Write `async for delivery in consumer`. The loop ends when any task closes the consumer. A
-        message that arrives at that moment is released, at no cost of a retry. If the loop ends by
-        `break` or an error, its last delivery may be unsettled. This delivery is released when the
-        consumer is closed, so use the consumer with `async with`. The loop receives one message at
-        a time. For many messages per second, use `receive`, which returns batches.
+        message that arrives at that moment is released, without using up a retry. If the loop ends
+        by `break` or an error, its last delivery may be unsettled. This delivery is released when
+        the consumer is closed, so use the consumer with `async with`. The loop receives one message
+        at a time. For many messages per second, use `receive`, which returns batches.
 
         Raises:
             Unavailable, OutcomeUnknown: See `receive`. You may start another loop.

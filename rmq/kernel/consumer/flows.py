@@ -269,7 +269,7 @@ class ConsumerFlows:
     def _decode_batch(
         self, keys: SlotKeys, batch: Batch, deliveries: list[InnerDelivery]
     ) -> list[tuple[Lease, bytes]]:
-        """Append the deliveries of a batch. Return the undecodable messages, each with its error.
+        """Append the deliveries of a batch to a list. Return the undecodable messages with errors.
 
         If a body is in an object store, its delivery gets a reference. The caller reads the body.
         """
@@ -538,7 +538,7 @@ class ConsumerFlows:
         return (yield from self._settle("extend", deliveries, build, note))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Renew claims. Return the lost deliveries. The worker itself renews the leases."""
+        """Renew the claims of deliveries. Return the deliveries whose shared lease was lost."""
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
@@ -578,7 +578,7 @@ class ConsumerFlows:
         return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
 
     def close(self) -> Flow[None]:
-        """Release unsettled deliveries at once, without the cost of a retry.
+        """Release unsettled deliveries at once, without using up retries.
 
         In mode "at_most_once", an ack without a reply is not repeated. Its deliveries are released,
         unless Redis has executed the ack.

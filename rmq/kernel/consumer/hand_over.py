@@ -17,7 +17,7 @@ socket while the program works.
 
 A hand-over is the late reply to a call of the script `prepare` that had found no message. If a
 hand-over is lost with its connection, the call is repeated under the same number. The repeat
-returns the same batch. The batch is then released, without the cost of a retry.
+returns the same batch. The batch is then released, without using up retries.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Credits:
         return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Return whether the consumer can receive a hand-over, and sleeps long enough for it."""
+        """Return whether hand-overs can reach the consumer, and are worthwhile for its wait."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -203,9 +203,10 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     """Return the hand-overs that have arrived for valid credits.
 
-    A payload that is a number is stored as `heard` of the subscription. A payload is ignored if it
-    is malformed, or if a repeated call has already returned its messages. After a long pause of
-    this process, the leases of arrived hand-overs may have ended. These hand-overs are released.
+    A payload that is a number is stored in the subscription's attribute `heard`. A payload is
+    ignored if it is malformed, or if a repeated call has already returned its messages. After a
+    long pause of this process, the leases of arrived hand-overs may have ended. These hand-overs
+    are released.
     """
     subscription, credits = state.subscription, state.credits
     is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000

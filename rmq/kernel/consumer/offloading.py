@@ -97,7 +97,7 @@ class Removal:
     def plan(self) -> Flow[None]:
         """Schedule a removal of the objects of acked messages.
 
-        It removes the objects of all messages that are acked before it runs.
+        The removal includes the objects of all messages that are acked before it runs.
         """
         if not self._is_planned:
             self._is_planned = True

@@ -37,12 +37,12 @@ def encode(codec: Codec, delivery: InnerDelivery, value: object) -> tuple[bytes,
     """Encode the result of a delivery that succeeded.
 
     Args:
-        codec: Codec of the topic. Values of results are never offloaded.
+        codec: Codec of the topic. Values of results are never put into an object store.
         delivery: The delivery.
         value: Value to store, or None for no value.
 
     Returns:
-        The encoded result, and the reason if the value could not be stored ('' otherwise).
+        The encoded result, and the reason why the value cannot be stored ('' if it can).
     """
     kind, data, problem = encode_value(codec, value)
     return _success(delivery, kind, data), problem
@@ -56,10 +56,13 @@ def _success(delivery: InnerDelivery, kind: Kind = None, data: bytes = b"") -> b
 
 
 def encode_value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
-    """Encode a value of a handler, at most 256 KiB. It is never offloaded.
+    """Encode a value that a handler returned.
+
+    It may have at most 256 KiB. It is stored in Redis, never in an object store.
 
     Returns:
-        The number of the codec, the encoded value, and '' or the reason why it cannot be stored.
+        The number of the codec, the encoded value, and the reason why it cannot be stored ('' if it
+            can).
     """
     if value is None:
         return None, b"", ""

@@ -161,7 +161,7 @@ _RUN = re.compile("[0-9a-f]{32}")
 
 
 def check_run(run: object) -> str:
-    """Return the name of a query, which is 32 hex digits.
+    """Check the name of a query, and return it. A name is 32 hex digits.
 
     Raises:
         InvalidValue: The name is not 32 hex digits.
@@ -476,7 +476,7 @@ def ack(
 ) -> Command[str]:
     """Settle deliveries as done. Codes in the result: `1` settled, `0` lost.
 
-    Delivery numbers (fences) are empty if unknown. So are the numbers that `rmq.Audit` compares.
+    Delivery numbers (fences), and the numbers that `rmq.Audit` compares, are empty if unknown.
     """
     return Command(
         script_loader.load("ack"),
@@ -584,7 +584,7 @@ def extend(
     receipts: Sequence[float],
     lease_ms: int,
 ) -> Command[ExtendReply]:
-    """Extend leases, each counted from now."""
+    """Extend leases. The new duration counts from now."""
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),

@@ -319,7 +319,7 @@ def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Seq
 
 
 class Extension(NamedTuple):
-    """The new deadline of a delivery in s, or 0 if it is unknown."""
+    """The new deadline of a delivery in seconds, or 0 if it is unknown."""
 
     deadline_s: int
     is_cancelled: bool = False  # whether its cancellation was requested

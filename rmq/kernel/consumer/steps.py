@@ -1,4 +1,7 @@
-"""Steps and cursors of deliveries, as the script `step` stores them."""
+"""Record which parts of the work on a message are done, so that retries do not repeat them.
+
+Such a part is called a step. A handler may also save a cursor, which says how far its work is.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 class Begun(NamedTuple):
-    """The answer to the beginning of a step.
+    """The result of `DeliverySteps.begin`.
 
     Attributes:
-        lost: The delivery if its lease was lost, else empty.
+        lost: A list with the delivery if its lease was lost, otherwise empty.
         is_done: Whether an earlier attempt has done the step.
-        value: Value of the step that is done.
+        value: Value that the step returned in the earlier attempt.
     """
 
     lost: list[InnerDelivery]
@@ -35,10 +38,10 @@ class Begun(NamedTuple):
 
 
 class DeliverySteps:
-    """The steps of a consumer's deliveries.
+    """Reads and writes the steps of a consumer's deliveries.
 
-    Only the delivery with the valid receipt writes the steps of a message, so each delivery reads
-    them once.
+    Only the delivery with the valid receipt can write the steps of a message. So each delivery
+    needs to read them only once.
 
     Args:
         context: Topic of the deliveries.
@@ -62,8 +65,8 @@ class DeliverySteps:
 
         Raises:
             InvalidValue: This attempt has called a step of that name before.
-            Reject: An earlier attempt has done the step, but its value could not be stored. Or the
-                steps of the message have no room for this step.
+            Reject: An earlier attempt has done the step, but its value could not be stored. This is
+                also raised if the steps of the message have no room for this step.
         """
         encoded, called = core_steps.check_name(name), delivery.steps_called
         if name in called:
@@ -94,7 +97,9 @@ class DeliverySteps:
         return Begun([], True, value_of(found, delivery.id))
 
     def end(self, delivery: InnerDelivery, name: str, value: object) -> Flow[list[InnerDelivery]]:
-        """Store the value of a step that is done. Return the delivery if its lease was lost.
+        """Store the value of a step that is done.
+
+        Return a list with the delivery if its lease was lost.
 
         Raises:
             Reject: The value could not be stored. The step will never run again.
@@ -118,11 +123,13 @@ class DeliverySteps:
         return []
 
     def save(self, delivery: InnerDelivery, cursor: object) -> Flow[list[InnerDelivery]]:
-        """Store the cursor of a handler. Return the delivery if its lease was lost.
+        """Store the cursor of a handler.
+
+        Return a list with the delivery if its lease was lost.
 
         Raises:
             EncodeError: The cursor cannot be encoded.
-            PayloadTooLarge: The steps of the message have no room for it.
+            PayloadTooLarge: The steps of the message have no room for the cursor.
         """
         data, problem = self._data(cursor)
         if problem:
@@ -142,7 +149,10 @@ class DeliverySteps:
         return []
 
     def saved(self, delivery: InnerDelivery) -> Flow[tuple[list[InnerDelivery], Any]]:
-        """Return the delivery if its lease was lost, and the cursor that was saved last."""
+        """Return the cursor that was saved last.
+
+        The first value of the result is a list with the delivery if its lease was lost.
+        """
         if delivery.steps is None:
             code = yield from self._write(delivery, b"", b"")
             if code == StepCode.LOST:
@@ -151,7 +161,7 @@ class DeliverySteps:
         return [], None if cursor is None else value_of(cursor, delivery.id)
 
     def _data(self, value: object) -> tuple[bytes, str]:
-        """Encode a value. Return its bytes, and the reason if it cannot be encoded."""
+        """Encode a value. Return its bytes, and the reason why this failed ('' if it did not)."""
         if value is None:
             return b"", ""
         kind, data, problem = encode_value(self._context.codec, value)
@@ -160,7 +170,10 @@ class DeliverySteps:
     def _write(
         self, delivery: InnerDelivery, state: bytes, name: bytes, data: bytes = b""
     ) -> Flow[StepCode]:
-        """Call the script, and remember the steps of earlier attempts at the first call."""
+        """Call the script `step`.
+
+        The first call of a delivery also reads the steps of earlier attempts.
+        """
         if self._at_most_once:
             raise ConfigurationError(
                 "step: an at_most_once delivery is settled when it is handed over, so no later "

@@ -67,7 +67,7 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
 def beginning(how: int, data: bytes, most: int) -> bytes:
     """Return the first decompressed bytes.
 
-    The result has at most `most` bytes.
+    The argument `most` limits the number of bytes.
 
     Raises DecodeError if these bytes are damaged, or if zstandard is missing.
     """

@@ -164,7 +164,7 @@ class Limits:
         return texts[0] if self.key is None else ":".join((*texts, self.key))
 
     def check_slots(self, slots: int) -> None:
-        """Refuse a concurrency that is smaller than the number of slots.
+        """Raise an error if the limit of messages in flight is below the number of slots.
 
         A slot with a share of 0 would never deliver a message.
 

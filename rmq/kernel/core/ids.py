@@ -211,7 +211,7 @@ class IdRun(Sequence[MessageId]):
 
 
 def join_texts(ids: bytes) -> bytes:
-    """Convert concatenated ids to their concatenated text forms.
+    """Convert joined ids to their joined text forms.
 
     The characters at one position are computed for all ids at once. This is faster than one id
     after another.
@@ -261,7 +261,7 @@ def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
 
 
 def join_ids(members: bytes, middle: bytes) -> bytes:
-    """Convert concatenated members of a slot to concatenated ids, as `ids_of` does.
+    """Convert the joined names in Redis (members) of a slot's messages to their joined ids.
 
     The bytes at one position are copied for all ids at once. This is faster than one id after
     another.
@@ -291,6 +291,8 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
 
 def make_one(slot: int, check: int) -> tuple[MessageId, bytes]:
     """Make a single id for a message that is sent once, and return it with its member.
+
+    The member is the message's name in Redis.
 
     This is faster than `make`.
     """

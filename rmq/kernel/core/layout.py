@@ -55,8 +55,8 @@ class Layout:
         dealt: Number of messages that waited in each slot when `max_length` was last divided among
             the slots. Empty if the topic had no `max_length` at that time.
         numbers: Every number of slots that the topic has had. The name of a group selects one slot
-            for each of these numbers. The group may have messages in each slot that was selected
-            so.
+            for each of these numbers. The group may have messages in each slot that was selected in
+            this way.
     """
 
     resizes: int

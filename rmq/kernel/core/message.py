@@ -37,8 +37,8 @@ class Outgoing:
         priority: 17 to 1 048 575. A larger priority is delivered first. Default: the topic's
             `default_priority`. A message with `delay` or `at` has no priority by default.
         delay: Time until the message is due, seconds or timedelta. 0 makes the message due at once.
-        at: Due time: an aware datetime, or epoch ms. Not together with `delay`. A message with a
-            past time is due at once. A time more than a year ago is refused as a mistake.
+        at: Due time: an aware datetime, or epoch ms. You cannot combine it with `delay`. A message
+            with a past time is due at once. A time more than a year ago is refused as a mistake.
         merge_key: Waiting messages with the same key become one message. Needs `time_range`.
         time_range: How long a message with a merge key waits for other messages, seconds or
             timedelta.
@@ -51,7 +51,7 @@ class Outgoing:
         max_wait: Longest wait for a message that merges, after its first body arrived. Needed with
             `extend`.
         slot_basis: Messages with the same basis are in the same slot, and so in order. Default: the
-            merge key. Without both, RMQ chooses a slot.
+            merge key. If there is no merge key either, RMQ chooses a slot.
         headers: At most 32 names and values of type str, at most 4 KiB in total.
         expires: How long after its due time the message may still be delivered. Default: the
             topic's setting.
@@ -64,7 +64,7 @@ class Outgoing:
             nothing, and the result has the id of the first message. A send is also a duplicate for
             the topic's `dedup_window` after the first message was settled. The key selects the
             slot, unless you give a `slot_basis`. Always give the same `slot_basis` with the same
-            key. Not with `id` or `merge_key`.
+            key. You cannot combine `dedup_key` with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
         type: Message type by which a worker chooses the handler: 1 to 128 characters of A-Z a-z 0-9
@@ -73,13 +73,13 @@ class Outgoing:
         group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The
             topic's setting `groups` says how groups are delivered. The group's name selects one
             slot for all messages of the group. If you also give a `slot_basis`, it must be equal to
-            the group. Not with `merge_key`.
+            the group. You cannot combine `group` with `merge_key`.
         share_key: Tenant of the message. All groups with the same share key together get as many
             deliveries as one group without a share key. Default: each group counts separately.
             Needs `group`.
-        weight: Number of deliveries that the group or share key gets for each delivery of a group
-            with weight 1. From 1 to 64. Default: the weight in the topic's setting `groups`. Needs
-            `group`.
+        weight: Number from 1 to 64: how many deliveries the group or share key gets for each
+            delivery of a group with weight 1. Default: the weight in the topic's setting `groups`.
+            Needs `group`.
         keep_result: How long the result of the message is kept after the message has ended, seconds
             or timedelta, 1 s to 30 days. Default: the option `results` of the topic object. Without
             this option, no result is kept.
@@ -255,7 +255,9 @@ class Message:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps of the message, in the order in which they began, and its saved cursor.
+        """The recorded parts of a handler's work (steps), in order, and the saved cursor.
+
+        The steps are in the order in which they began.
 
         The steps are decoded at each access. `peek` does not read steps.
         """

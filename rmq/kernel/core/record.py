@@ -92,7 +92,7 @@ def with_body(record: bytes, body: bytes) -> bytes:
 
 
 def positions(records: Sequence[bytes]) -> list[int]:
-    """Return the positions in a list of those records that refer to large bodies."""
+    """Return the list positions of records that refer to large bodies."""
     return [at for at, record in enumerate(records) if record and record[0] & KIND == LARGE]
 
 

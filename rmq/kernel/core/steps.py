@@ -1,4 +1,4 @@
-"""Steps: parts of the work on a message that are done, as the script `step` stores them.
+"""Decode the steps of a message: parts of its work that are recorded, so that retries skip them.
 
 `lua/lib/records/steps.lua` describes and writes the bytes. The data of a step are the number of a
 codec in one byte, and the value as this codec encoded it.
@@ -27,7 +27,7 @@ State = Literal["begun", "done", "lost", "cursor"]
 
 
 class Step(NamedTuple):
-    """A step of the work on a message, or the cursor that its handler saved.
+    """A recorded part of the work on a message, or the cursor that its handler saved.
 
     Attributes:
         name: Name of the step. Empty for the cursor.
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The value that the step returned, or the cursor. None without a value.
+        """The value that the step returned, or the cursor. None if there is no value.
 
         Raises:
             DecodeError: The value cannot be decoded.

@@ -195,7 +195,7 @@ def check_rate(value: float | None) -> None:
 def duration_ms(
     value: object, field: str, low_ms: int = 1, high_ms: int = TEN_YEARS_MS, zero: bool = False
 ) -> int:
-    """Return a duration, given in seconds or as a timedelta, in whole ms, rounded up.
+    """Convert a duration to whole ms, rounded up.
 
     Args:
         value: Seconds or a timedelta.
@@ -262,8 +262,8 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
     """Return a due time in epoch ms. A message with a past time is due at once.
 
-    A time more than a year ago is refused as a mistake. Shorter times are accepted, because the
-    client's clock (`now_ms`) may be wrong, and because the call may reach Redis late.
+    A time more than a year ago is refused as a mistake. A more recent past time is accepted,
+    because the client's clock (`now_ms`) may be wrong, and because the call may reach Redis late.
     """
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:

@@ -24,11 +24,11 @@ class Claim:
         name: "<consumer>:<business key>", the end of the key's name in Redis.
         owner: The delivery that claims the key: message id, delivery number and a random part.
         ttl_ms: Time for which the key is remembered after the work is done, ms.
-        state: State of the claim: "first": this delivery has the claim. "done": the work was done
-            before. "busy": another delivery does the work now. "unsure": Redis did not answer, so
-            this delivery may have the claim. "failed": the message has no usable key. "kept": the
-            delivery is lost, but its claim is not, and the handler continues to run
-            (`rmq.worker.settling.disposition`).
+        state: State of the claim. "first" means that this delivery has the claim. "done" means that
+            the work was done before. "busy" means that another delivery does the work now. "unsure"
+            means that Redis did not answer, so this delivery may have the claim. "failed" means
+            that the message has no usable key. "kept" means that the delivery is lost but its claim
+            is not, and the handler continues to run (`rmq.worker.settling.disposition`).
         wait_s: Seconds until the next attempt to get a busy or unsure claim.
         error: Error that explains why a failed claim has no key, or None.
         lost: Whether the claim was gone when it was renewed or when the work was done.

@@ -311,18 +311,18 @@ class AsyncDelivery(DeliveryData):
         Args:
             name: Name of the step, at most 255 bytes. An attempt uses each name once.
             function: Function that does the work. Async handlers may give a coroutine function.
-            arguments, named: Arguments of the function.
+            arguments, named: Positional and keyword arguments of the function.
 
         Returns:
-            The value of the function: in this attempt the value itself, in later attempts as the
-            topic's codec reads it.
+            The value of the function. Later attempts get it as the topic's codec decodes it.
 
         Raises:
             Cancelled: The cancellation of this delivery was requested.
             LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
                 stored.
             Reject: The step is done, but its value was too large or could not be encoded. The
-                function will never run again. Or the message has too many steps.
+                function will never run again. This is also raised if the message has too many
+                steps.
             InvalidValue: This attempt has called a step of that name before.
             ConfigurationError: The consumer has the mode "at_most_once".
         """
@@ -340,7 +340,7 @@ class AsyncDelivery(DeliveryData):
         return value
 
     async def save(self, cursor: Any) -> None:
-        """Store how far the work is, for the next attempt, which reads it as `saved`.
+        """Store how far the work is, so that the next attempt can read this with `saved`.
 
         Args:
             cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
@@ -360,7 +360,7 @@ class AsyncDelivery(DeliveryData):
     async def saved(self) -> Any:
         """The cursor that this or an earlier attempt has saved last, or None.
 
-        The first use reads it from Redis.
+        The first access reads the cursor from Redis.
         """
         verbs, run = self._settle_with
         lost, cursor = await run(verbs.flows.steps.saved(self._inner))
@@ -370,7 +370,7 @@ class AsyncDelivery(DeliveryData):
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed, at the cost of a retry.
+        """Give the message back as failed, which uses up a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -393,7 +393,7 @@ class AsyncDelivery(DeliveryData):
         raise_if_lost(await run(verbs.reject(self._inner, reason, then)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure, at no cost of a retry.
+        """Give the message back without a failure, and without using up a retry.
 
         Args:
             delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.

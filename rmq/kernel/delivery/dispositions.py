@@ -70,7 +70,7 @@ class Then:
 
 
 class Snooze(Exception):
-    """Raise it in a handler or `with delivery` to try again later, at no cost of a retry.
+    """Raise it in a handler or `with delivery` to try again later, without using up a retry.
 
     Args:
         delay: Wait before the next delivery, seconds or timedelta.
@@ -100,7 +100,7 @@ class Reject(Exception):
 class Retry(Exception):
     """Raise it in a handler or `with delivery` to give the message back as failed.
 
-    This costs the message a retry.
+    This uses up a retry.
 
     Args:
         delay: Wait before the retry, seconds or timedelta. None uses the retry policy.

@@ -324,7 +324,8 @@ def send_target(
         context: Topic of the acked messages.
         keys: Slot with the pending entries.
         target: Name of the target slot.
-        claim: Claim of this process on the target, or empty without a claim.
+        claim: Text that gives this process the right to send to the target, or empty if it has
+            none.
         entries: The first entries of the target, or empty if they must be read.
     """
     claimed_at = time.monotonic()

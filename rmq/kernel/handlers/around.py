@@ -43,7 +43,7 @@ class WrappedRun:
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Return a function that does the same, and record whether its result is awaited."""
+        """Wrap an async function, so that it is recorded whether its result was awaited."""
 
         async def finish(subject: Any) -> None:
             try:

@@ -8,7 +8,7 @@ together with the lease. When the work is done, the claim is CONSUMED and is kep
 `ttl`.
 
 Another message with the same key is acked and not handled if the claim is CONSUMED. If the claim is
-CONSUMING, the other message is released for a while, at no cost of a retry. It is not acked,
+CONSUMING, the other message is released for a while, without using up a retry. It is not acked,
 because the owner may still fail. After a failed run, only the owner removes its claim.
 
 Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
@@ -64,10 +64,11 @@ class Claims:
     Args:
         consumer: Name under which the claims are stored. Claims under other names are independent.
 
-    Guarantee: While Redis keeps the claim of a key, handlers for this key do not run at the same
-        time. After a successful run, no handler runs for the key again. The work may be done again
-        in three cases: the claim was deleted, Redis lost the claim, or the process was stopped
-        during its work for longer than its lease.
+    Guarantee:
+        While Redis keeps the claim of a key, handlers for this key do not run at the same time.
+        After a successful run, no handler runs for the key again. The work may be done again in
+        three cases: the claim was deleted, Redis lost the claim, or the process was stopped during
+        its work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -324,7 +325,7 @@ def idempotent(
 
     A worker runs the function only for a delivery that has claimed its key. If the work for the key
     is done, another message with the key is acked. If the work is in progress, the other message is
-    released for a while, at no cost of a retry. If the run fails, the claim is given up. You can
+    released for a while, without using up a retry. If the run fails, the claim is given up. You can
     still call the function directly.
 
     Args:

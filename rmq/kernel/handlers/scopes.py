@@ -35,7 +35,7 @@ def open_node(
     values: Values,
     delivery: DeliveryData | None = None,
 ) -> None:
-    """Make the value of a dependency that is not async, and push its clean-up on the stack."""
+    """Make the value of a dependency that is not async, and register its clean-up."""
     value = node.make(**_arguments(node, values, delivery))
     if node.is_manager:
         manager: AbstractContextManager[Any] = value
@@ -51,7 +51,7 @@ def open_node(
 async def open_node_async(
     stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
 ) -> None:
-    """Make the value of any dependency in an event loop, and push its clean-up on the stack."""
+    """Make the value of any dependency in an event loop, and register its clean-up."""
     if not node.is_async:  # a test has replaced an async function with a plain function
         open_node(stack, node, values, delivery)
         return

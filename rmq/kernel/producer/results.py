@@ -22,7 +22,7 @@ def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
     Args:
         id: Id of the merged message.
         members: Names in Redis (members) of the messages into which a call merged messages, joined.
-        at: Index of the name.
+        at: Index of the message's name in `members`.
     """
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])

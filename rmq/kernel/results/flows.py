@@ -87,7 +87,7 @@ class Awaited:
 
     @property
     def name(self) -> Name:
-        """The Pub/Sub channel of the message's slot, and the message's name on this channel."""
+        """The channel on which the message's end is published, and the message's name there."""
         channel = results_channel(self.context.prefix, self.context.name, self.id.slot)
         return channel, self.id.member
 

@@ -85,7 +85,10 @@ def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Comma
 
 
 class StepCode(IntEnum):
-    """The code of a reply to the script `step`. Only STORED may have changed something."""
+    """The code of a reply to the script `step`.
+
+    If the code is not STORED, nothing was changed.
+    """
 
     LOST = 0  # the lease has expired, or the delivery is settled
     STORED = 1
@@ -95,7 +98,7 @@ class StepCode(IntEnum):
 
 
 class StepReply(NamedTuple):
-    """The reply to the script `step`: its code, and the steps before the call if it asked."""
+    """The reply to the script `step`: its code and, if requested, the steps before the call."""
 
     code: StepCode
     entry: bytes
@@ -105,9 +108,10 @@ def step(
     keys: SlotKeys, id: bytes, receipt: float, item: tuple[bytes, bytes, bytes], most: int,
     wants_entry: bool = False,
 ) -> Command[StepReply]:  # fmt: skip
-    """Store an item in the steps of a message. `item`: its state, its name and its data.
+    """Store a step or the cursor of a message.
 
-    An item without a state only reads.
+    The argument `item` has its state, its name and its data. If the state is empty, the call only
+    reads.
     """
     return Command(
         script_loader.load("step"),

@@ -123,8 +123,8 @@ class ResultSignals:
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
         """Register the messages for which a caller waits.
 
-        From now on, the caller is woken when it must read the state of such a message again. The
-        caller itself must now read all of them.
+        The caller must read the states of all of them once. From then on, it is woken when it must
+        read the state of a message again.
         """
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
@@ -168,7 +168,7 @@ class ResultSignals:
     def note_all(self, channels: Iterable[bytes] | None = None) -> None:
         """Tell callers to read the states of all their messages of some channels again.
 
-        None means all channels.
+        The value None means all channels.
         """
         with self._lock:
             for channel in list(self._waiters) if channels is None else channels:

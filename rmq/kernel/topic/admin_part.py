@@ -22,7 +22,7 @@ class _AdminBase:
 
 
 class AdminPart(_AdminBase):
-    """Runs flows with blocking calls."""
+    """Base class of a part of `Admin`, which runs flows with blocking calls."""
 
     def __init__(self, transport: Transport, prefix: str, sessions: ReplaySessions) -> None:
         super().__init__(prefix, sessions)
@@ -30,7 +30,7 @@ class AdminPart(_AdminBase):
 
 
 class AsyncAdminPart(_AdminBase):
-    """Runs flows in an event loop."""
+    """Base class of a part of `AsyncAdmin`, which runs flows in an event loop."""
 
     def __init__(self, transport: AsyncTransport, prefix: str, sessions: ReplaySessions) -> None:
         super().__init__(prefix, sessions)

@@ -311,7 +311,7 @@ class SpanReader:
 class QueuePart(NamedTuple):
     """A part of a queue, with all that a reader needs to read it.
 
-    The reader needs no settings of the topic. An example is a task of Spark.
+    The reader, for example a task of Spark, need not read the topic's settings.
 
     Attributes:
         prefix: Prefix of all keys.

@@ -188,7 +188,7 @@ def _read(error: BaseException) -> tuple[str, str]:
 
 
 def kind_of(error: BaseException) -> Kind:
-    """Classify an exception of redis-py."""
+    """Return which kind of error an exception of redis-py is."""
     code, text = _read(error)
     if code == "NOSCRIPT":
         return Kind.RELOAD

@@ -1,4 +1,4 @@
-"""Threads and tasks that wait for their part of a shared call (`rmq.kernel.core.callers`)."""
+"""Let threads and tasks wait for their part of a shared call (`rmq.kernel.core.callers`)."""
 
 from __future__ import annotations
 

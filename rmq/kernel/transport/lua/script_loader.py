@@ -312,7 +312,7 @@ def keys_of(name: str) -> tuple[list[str], bool]:
 
 
 def bound(name: str, text: str) -> str:
-    """Add a `local` line for the keys that a script uses to its beginning.
+    """Declare the keys that a script uses in a `local` line at its beginning.
 
     The libraries of the script use the same names. A line such as `--- @needs slot store` in a
     library says which keys it reads.

@@ -47,7 +47,7 @@ HAND_BACK_S = 1.0  # longest time in which an interrupted call hands back its me
 
 
 class AsyncDriver:
-    """Runs flows to their ends. Tasks may share a driver."""
+    """Runs flows until they end. Several tasks may share a driver."""
 
     address: Address
     retry_for: float

@@ -41,7 +41,7 @@ from rmq.kernel.transport.url import Address
 
 
 class Driver:
-    """Runs flows to their ends. Tasks may share a driver."""
+    """Runs flows until they end. Several threads may share a driver."""
 
     address: Address
     retry_for: float
