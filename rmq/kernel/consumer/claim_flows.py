@@ -31,7 +31,7 @@ LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
 UNSURE_WAIT_S = 1.0  # wait before a message is tried again if Redis did not answer its claim
 BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
 
-# keys of a slot, the claims of one call -> the call
+# A function of the keys of a slot and the claims of one call that returns the call.
 _Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
 _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 

@@ -167,7 +167,7 @@ class AsyncConsumer:
         state = self._flows.state
         while not state.interrupted:
             deliveries = await self.receive(1, wait=None)
-            for delivery in deliveries if not state.interrupted else ():  # else close releases it
+            for delivery in deliveries if not state.interrupted else ():  # `close` releases it
                 yield delivery
 
     async def __aenter__(self) -> AsyncConsumer:
@@ -178,4 +178,4 @@ class AsyncConsumer:
             await self.close()
         except StorageError:
             if error is None:
-                raise  # else raise the first error; the leases expire by themselves
+                raise  # after an error, that error is raised, and the leases expire

@@ -142,7 +142,7 @@ class Consumer:
         state = self._flows.state
         while not state.interrupted:
             deliveries = self.receive(1, wait=None)
-            for delivery in deliveries if not state.interrupted else ():  # else close releases it
+            for delivery in deliveries if not state.interrupted else ():  # `close` releases it
                 yield delivery
 
     def __enter__(self) -> Consumer:
@@ -153,4 +153,4 @@ class Consumer:
             self.close()
         except StorageError:
             if error is None:
-                raise  # else raise the first error; the leases expire by themselves
+                raise  # after an error, that error is raised, and the leases expire

@@ -115,7 +115,7 @@ class ConsumerFlows:
         self.follow_ups = FollowUps(context)
         self.results = results.DeliveryResults(context, self.at_most_once, self._note_letters)
         self.steps = steps.DeliverySteps(context, self.at_most_once, self._note_letters)
-        self._confirmed: list[InnerDelivery] = []  # at most once: settled, not delivered yet
+        self._confirmed: list[InnerDelivery] = []  # in mode "at_most_once": acked, not returned yet
 
     def share_leases(self, leases: SharedLeases) -> None:
         """Receive messages from now on under one shared lease for each slot, as a worker does."""
@@ -240,7 +240,7 @@ class ConsumerFlows:
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
         """Record which deliveries are acked and can be returned. Return the lost deliveries."""
         lost = self._note_letters(given, letters)
-        # A repeated ack may be for some slots. Deliveries of others may already be returned.
+        # A repeated ack may be for some slots only. Others may have been returned before.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
         return lost
 
@@ -447,7 +447,7 @@ class ConsumerFlows:
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
         """Add a message that the ack of a delivery will store. Return the id of the message."""
         self._check_has_leases()
-        open_leases(self.context, [delivery])  # it must be open, and of this topic
+        open_leases(self.context, [delivery])  # checks that it is unsettled and of this topic
         return self.follow_ups.add(delivery, topic, out)
 
     def nack(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Leases count from the last poll, because a message may have been in the socket since then. If the
 # second since then is a large part of the lease, `prepare` leases the messages instead.
 LEASE_MIN_MS = 5000
-# Slots of a topic; with more slots, credits cost more than a signal to all consumers.
+# Largest number of a topic's slots for which credits cost less than a signal to all consumers.
 SLOTS_MAX = 64
 # After IDLE_S without a message, only a wait of at least LONG_S is worth the cost of credits, which
 # are left, renewed and withdrawn. In a shorter wait, a signal wakes the consumer.

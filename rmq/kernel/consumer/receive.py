@@ -63,7 +63,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
                 yield from _collect(state, limit, batches)
             except RMQError:
                 if not batches:
-                    raise  # else the next call does it
+                    raise  # otherwise the next call does it
     except RMQError:
         raise
     except BaseException as error:
@@ -253,7 +253,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
             yield from hand_back(state)
         except RMQError:
             if not batches:
-                raise  # else the next call does it
+                raise  # otherwise the next call does it
     return batches
 
 
@@ -334,7 +334,7 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         except StorageError as error:
             if not is_master_away(error):
                 raise
-            waits_us = [0] * len(checked)  # visit them
+            waits_us = [0] * len(checked)  # 0: visit the slots now
     else:
         assert state.lease_ms is not None
         state.visited_at = state.all_checked_at  # hand-overs are leased later
@@ -394,7 +394,7 @@ def _visit_slot(
     state.unanswered = state.away_slots.calls.pop(keys.index, None)
     if state.unanswered is not None:
         yield from _repeat_prepare(state, state.unanswered)
-        # Now, because it may not be visited again.
+        # Release the messages now, because this slot may not be visited again.
         yield from _release_undelivered(state, state.fails_fast or len(state.ready_at) > 1)
     batch = yield from _prepare(state, keys, limit, waits)
     if batch.ids:
@@ -445,7 +445,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
         if not isinstance(error, OutcomeUnknown) and (
             is_first or not isinstance(error, Unavailable)
         ):
-            state.unanswered = None  # it leased nothing and left no credit
+            state.unanswered = None  # the call leased nothing and left no credit
             _end_prepare(state, call, CreditState(is_repeat=not is_first))
         raise
     if state.shared is not None and batch.ids and is_first:

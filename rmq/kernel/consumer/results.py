@@ -139,7 +139,7 @@ class DeliveryResults:
 
         Return a list with the delivery if its lease was lost, and an empty list otherwise.
         """
-        open_leases(self._context, [delivery])  # it must be open, and of this topic
+        open_leases(self._context, [delivery])  # checks that it is unsettled and of this topic
         delivery.progress_at = time.monotonic() + PROGRESS_S
         shown = text[:TEXT_CHARS].encode("utf-8", "replace").decode()
         details = encode_progress(float(fraction), shown, delivery.attempt, failure.this_worker())

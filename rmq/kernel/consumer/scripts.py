@@ -236,7 +236,7 @@ LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 256  # slots in one call of next_ready: about 4 us of Redis for each
-_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits; above them a count
+_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits, below a count
 
 
 class Offer(NamedTuple):
@@ -462,7 +462,7 @@ class ExtendReply(NamedTuple):
     """The reply to the script `extend`."""
 
     deadline_s: int
-    letters: str  # a letter for each: 1 extended, c also cancelled, 0 lost
+    letters: str  # a code for each: 1 extended, c extended but cancelled, 0 lost
 
 
 def ack(

@@ -38,7 +38,7 @@ T = TypeVar("T")
 # Deliveries per call with an error for each, or per ack if Redis frees large bodies, which takes it
 # some ms.
 SLOW_MAX = 100
-RESULTS_BYTES = 1024 * 1024  # of the results of one call
+RESULTS_BYTES = 1024 * 1024  # largest size of the results in one call
 
 UNKNOWN = "?"  # letter of a delivery whose slot answered with an error
 
@@ -122,7 +122,7 @@ def open_leases(
                 + (f", by the {late_verb} whose reply came late" if late_verb else "")
             )
         if delivery.unconfirmed:
-            delivery.unconfirmed = ""  # that settling was refused and did nothing
+            delivery.unconfirmed = ""  # the unconfirmed call was refused and did nothing
         keys = delivery.origin.keys
         if keys is not checked:
             slots, checked = context.slots, keys
@@ -135,7 +135,7 @@ def open_leases(
     return given, Leases(indexes, ids, scores, numbers)
 
 
-# keys, session, leases of one call, their positions in the settling -> the call
+# Arguments: slot, session, leases of one call, their positions in the settling. Result: the call.
 _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]]
 
 
@@ -154,7 +154,7 @@ def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]
     ]
 
 
-# number of deliveries, replies with their positions, positions in lost slots -> the answer
+# Arguments: number of deliveries, replies with positions, positions in lost slots.
 _Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
 
 

@@ -270,7 +270,7 @@ class ReceiveState:
         self.context = context
         self.lease_ms = lease_ms
         self.ordered = ordered  # whether messages come from one slot at a time, in order
-        # Only in a worker; else each message has its own lease.
+        # Only in a worker; otherwise each message has its own lease.
         self.shared: SharedLeases | None = None
         self.fails_fast = False  # whether calls fail at once if a master is away
         self.receiving = Permits(1)  # one call at a time
@@ -280,10 +280,10 @@ class ReceiveState:
         self.away_slots = AwaySlots()
         self.until = 0.0  # end of the current call
         self.ready_at: list[float] = []  # next visit of each slot
-        self.all_checked_at = 0.0  # time of the last check of all slots, or of the slots in turn
+        self.all_checked_at = 0.0  # last check of all slots, or of the next few
         self.next_check = 0  # next slot to check, if there are too many for one check
-        self.round_began = 0.0  # time of the check of the first slot in this round
-        self.round_ended = 0.0  # every slot was checked after this time
+        self.round_began = 0.0  # last check of slot 0
+        self.round_ended = 0.0  # since this time, every slot was checked
         self.first_slot = 0  # first slot of the next visit
         self.visited_at = 0.0  # start of the last visit; leases are not older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
@@ -297,7 +297,7 @@ class ReceiveState:
         self.lateness = LatenessCounter()
         self.checked_at = 0.0  # time of the last check of some slots
         self.busy_slots: set[int] = set()  # slots that gave messages since their last check
-        # Whether all slots, or the slots in turn, recorded at the last check that we may sleep.
+        # Whether the last check told the slots that we may sleep.
         self.all_send_signals = False
         self.check_before_sleep = False  # whether a busy slot must be checked before we sleep
 

@@ -179,7 +179,7 @@ class DeliverySteps:
                 "step: an at_most_once delivery is settled when it is handed over, so no later "
                 "attempt continues its work. Use mode='at_least_once'"
             )
-        open_leases(self._context, [delivery])  # it must be open, and of this topic
+        open_leases(self._context, [delivery])  # checks that it is unsettled and of this topic
         is_first, keys = delivery.steps is None, delivery.origin.keys
         reply: StepReply = yield scripts.step(
             keys, delivery.raw_id, delivery.score, (state, name, data), self._context.step_bytes,

@@ -41,8 +41,8 @@ from rmq.kernel.core.score import PRIORITY_MIN
 
 MIN_BYTES = 4096  # smaller bodies stay in their records
 # A call with fewer bytes of large bodies keeps them in the records as well: the extra commands and
-# round trips would cost more. Topics with limits per key ignore this, since their takes read many
-# records.
+# round trips would cost more. Topics with limits per key ignore this, because their receives read
+# many records.
 MIN_BYTES_OF_CALL = 32768
 LARGE, KIND = 8, 12  # first byte: a flag, and the bits in which only a large record has that flag
 RANDOM = 8

@@ -10,7 +10,7 @@ from rmq.errors import Cancelled, InvalidType
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
 
-FollowUp = Outgoing | tuple[Any, Outgoing]  # for the same topic, or with the topic
+FollowUp = Outgoing | tuple[Any, Outgoing]  # a message, or a topic and a message
 
 
 def _is_follow_up(value: object) -> bool:
@@ -64,7 +64,7 @@ class Then:
                 "Then: its first argument is the result of the handler, not a message to send; "
                 "give rmq.Then(None, ...) if the handler has no result"
             )
-        with_topics(follow_ups, "")  # check them at the line that made them
+        with_topics(follow_ups, "")  # an error is raised at the line that makes this object
         self.result = result
         self.follow_ups = follow_ups
 
@@ -94,7 +94,7 @@ class Reject(Exception):
     def __init__(self, *reason: Any, then: Iterable[FollowUp] = ()) -> None:
         super().__init__(*reason)
         self.then = tuple(then)
-        with_topics(self.then, "")  # check them at the line that made them
+        with_topics(self.then, "")  # an error is raised at the line that makes this object
 
 
 class Retry(Exception):
@@ -111,4 +111,4 @@ class Retry(Exception):
         self.delay = delay
 
 
-DISPOSITIONS = (Snooze, Retry, Reject, Cancelled)  # a block that raises one ends quietly
+DISPOSITIONS = (Snooze, Retry, Reject, Cancelled)  # a block that raises one ends without an error

@@ -81,9 +81,9 @@ TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
 SWEEP_MOST_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
 FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
 SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
-REST_S = 300.0  # time between two sweeps of a topic without them
+REST_S = 300.0  # time between two sweeps of a topic without pending follow-ups
 CLAIM_S = 4.0  # a claim lasts 5 s; a process that was stopped for longer sends nothing under it
-WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that cannot take entries is tried again
+WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that refused is tried again
 
 
 class StoredFollowUps(NamedTuple):
@@ -340,7 +340,7 @@ def send_target(
             attempt = yield from _attempt(context, keys, target, entries)
         except RMQError as error:
             if not _is_outage(error):
-                with suppress(RMQError):  # else the claim expires
+                with suppress(RMQError):  # otherwise the claim expires
                     yield _settle(keys, target, 0, claim, wait_ms=_wait_ms(entries[0]))
             raise
         upto = number_of(entries[attempt.stored - 1]) if attempt.stored else 0

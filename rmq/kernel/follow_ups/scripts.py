@@ -33,7 +33,7 @@ COPY = b"!"
 DIGITS = 16
 _RECORD_AT = DIGITS + 1 + MEMBER_SIZE
 _HEAD = 4  # bytes of the head of a record
-ENTRY_BYTES = _RECORD_AT + _HEAD  # of an entry without the rest of the record
+ENTRY_BYTES = _RECORD_AT + _HEAD  # bytes of an entry before the rest of the record
 
 
 def entry_of(number: int, message: bytes) -> Entry:
@@ -79,19 +79,19 @@ def args_of(follow_ups: ByTarget) -> list[Any]:
 class AckThenReply(NamedTuple):
     """The reply to the scripts `ack_then` and `reject`."""
 
-    letters: str  # a letter for each delivery: 1 settled, d dead, c cancelled, 0 lost
+    letters: str  # a code for each delivery: 1 settled, d dead, c cancelled, 0 lost
     number: int  # number of the first pending entry; 0 if there is none
     claim: bytes  # claim of the caller on the targets that it sends
-    targets: dict[str, str]  # by target: n only these entries, o also older ones, w another sends
+    targets: dict[str, str]  # n: only these entries wait; o: also older entries; w: another sends
 
 
 class SendReply(NamedTuple):
     """The reply to the script `pending_send`."""
 
     stored: int  # number of stored follow-ups, from the first on
-    letter: str  # if that is not all: p paused, f full
+    letter: str  # why not all are stored: p paused, f full
     earlier: int  # how many of them an earlier call has stored
-    letters: str  # a letter for each of the others: s stored, d duplicate; empty if all are stored
+    letters: str  # a code for each later one: s stored, d duplicate; empty if all are stored
 
     def is_new(self, position: int) -> bool:
         """Return whether this call has stored the follow-up at a position.

@@ -33,8 +33,8 @@ class SendBatch:
 
     def __init__(self, slot: int, merging: EncodedMessage | None) -> None:
         self.slot = slot
-        self.merging = merging  # the first message if all have merge keys; else none has a key
-        self.options: tuple[bytes, str, int] | None = None  # of the last merging message
+        self.merging = merging  # first message if all have merge keys, or None if none has
+        self.options: tuple[bytes, str, int] | None = None  # options of the last message
         self.done = 0  # number of messages, from the first, that have results
         self.ids: Sequence[MessageId] = []
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key

@@ -34,7 +34,7 @@ from rmq.kernel.topic.slot_choice import slot_of
 
 MERGE_KEY_BYTES = 1024
 RECORD_BYTES = 64  # most bytes of a call per message, without body and headers
-RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # values: a policy's text; ms
+RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # values: text of a policy; ms
 
 
 class EncodedMessage:

@@ -42,7 +42,7 @@ class SendReply(NamedTuple):
 
     offset: int  # acceptance number of the last message stored
     letters: str  # s stored, m merged, d duplicate; F full, P paused; "" if all were stored
-    into: bytes = b""  # members of the messages that merged messages went into
+    into: bytes = b""  # names of the messages into which messages were merged
 
     @property
     def is_paused(self) -> bool:

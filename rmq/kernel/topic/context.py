@@ -58,7 +58,7 @@ class TopicContext:
         self.identity = b""  # stamp of the topic
         self.revision = 0  # number of changes of the settings, when they were read
         self.fresh_until = 0.0  # monotonic time at which the settings must be read again
-        self.current_until = 0.0  # as `fresh_until`; 0: open the topic before its next use
+        self.current_until = 0.0  # like `fresh_until`; 0: open the topic before its next use
         self.full_until = 0.0  # monotonic time until which all slots are taken as full
         self.is_ready = False
         self.siblings: Iterable[TopicContext] = ()  # contexts of topics that the program declared
@@ -73,9 +73,9 @@ class TopicContext:
         self.keeps_results = False  # whether Redis has said that a slot of the topic keeps results
         self._is_open = False
         # Only of an open topic:
-        self.settings: Settings  # as Redis has them
+        self.settings: Settings  # read from Redis
         self.slots: list[SlotKeys] = []  # slots that may have messages, by index
-        self.spread: Iterator[int]  # slots for messages without a basis, in turn
+        self.spread: Iterator[int]  # next slots for messages without a basis
         # Bodies of a call that together have at least this size are stored apart from records.
         self.apart_bytes = record.MIN_BYTES_OF_CALL
 
@@ -107,7 +107,7 @@ class TopicContext:
         """
         stamp = settings.slot_stamp(created)
         self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]
-        # A receive with limits for each key reads many records.
+        # If the topic has limits for each key, a receive reads many records.
         self.apart_bytes = record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
         self.spread = slot_rotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created, self.identity = stamp, created

@@ -112,7 +112,7 @@ class _PoolState:
             return self._idle.pop()
         except IndexError:
             pass
-        permit = self._permits.acquire()  # not as the error is handled: it would keep this frame
+        permit = self._permits.acquire()  # not in `except`: the error would keep this frame
         return None if permit is None else PooledConnection(permit)
 
     def _put_back(self, pooled: PooledConnection) -> None:
@@ -221,7 +221,7 @@ class Pool(_PoolState):
         try:
             pooled = None if self._waiting else self._idle.pop()
         except IndexError:
-            pooled = None  # reserve a permit below: the error would keep this frame, and the permit
+            pooled = None  # reserve a permit below, because the error would keep this frame
         pooled = pooled or (None if self._waiting else self._reserve()) or self._wait()
         if pooled.connection is not None:
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or self._answers(pooled):

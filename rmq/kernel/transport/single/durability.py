@@ -56,7 +56,7 @@ def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
             raise ConfigurationError(
                 "durability: fsync needs appendonly yes on the server"
             ) from reply
-        if code_of(reply) == "NOPERM":  # else each send would wait without effect
+        if code_of(reply) == "NOPERM":  # otherwise each send would wait without effect
             raise denied("durability", str(reply), []) from reply
         return 0, 0
     if isinstance(durability, Fsync):
