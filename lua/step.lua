@@ -40,8 +40,7 @@ if #name > NAME_MOST or (name == '') ~= (state == 'c' or state == '') then
   fail('ARG', 'name')
 end
 local most = whole_number(ARGV[7], 0, ENTRY_MOST, 'most')
-local created, cancelling, steps =
-  unpack(redis.call('HMGET', slot, 'created', 'cancelling', 'steps'))
+local created, cancelling = unpack(redis.call('HMGET', slot, 'created', 'cancelling'))
 if not created then
   fail('GONE', slot)
 end

@@ -123,4 +123,8 @@ ROWS = (
     Row("F39", "processes that handle messages with results die between any two steps, while "
         "messages are cancelled and redriven, and Redis is killed",
         "no result contradicts the queue at any moment, and no result of an ended message changes"),
+    Row("F40", "processes whose handlers have steps and cursors die or stand still between any two "
+        "acts of a step, while Redis fails over, and the topic is resized or paused",
+        "no step whose value is stored runs again, later attempts get this value, and a step with "
+        "`rmq.ledger.once` takes effect once"),
 )  # fmt: skip

@@ -37,6 +37,7 @@ from tests.faults import (
     outbox_storm,
     results_storm,
     senders,
+    steps_storm,
     test_resize,
     test_resize_workers,
     test_schedulers,
@@ -251,6 +252,17 @@ def results(stage: Stage, seed: int) -> Played:
         return results_storm.played(folder, stage.name(), random.Random(seed))
 
 
+def steps(stage: Stage, seed: int) -> Played:
+    """Handlers with steps and cursors; the seed chooses where, and each fourth has the ledger."""
+    rng = random.Random(seed)
+    with stage.folder() as folder:
+        if seed % 4 == 0:
+            with fresh(stage.postgres) as database:
+                return steps_storm.played("one", folder, stage.name(), rng, database)
+        place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
+        return steps_storm.played(place, folder, stage.name(), rng)
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -268,4 +280,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "follow-ups": follow_ups,
     "cancels": cancels,
     "results": results,
+    "steps": steps,
 }
