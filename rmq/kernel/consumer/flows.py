@@ -238,7 +238,7 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Record which deliveries are acked and can be returned. Return the lost deliveries."""
+        """Record which deliveries Redis has acked, for `receive`. Return the lost deliveries."""
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots only. Others may have been returned before.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]

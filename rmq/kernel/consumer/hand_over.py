@@ -72,7 +72,10 @@ Credit = dict[int, ReplaySession]
 
 
 class Credits:
-    """The credits for hand-overs that a consumer has left in Redis and that may still be valid."""
+    """The credits that a consumer has left in Redis and that may still be valid.
+
+    A credit permits a send to deliver its message directly to this consumer, which is a hand-over.
+    """
 
     __slots__ = (
         "_made", "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs",
@@ -95,7 +98,10 @@ class Credits:
         self.in_doubt = False
 
     def next_number(self, count: int = 1) -> int:
-        """Reserve consecutive numbers above all earlier numbers, and return the first."""
+        """Reserve consecutive numbers for hand-overs, and return the first.
+
+        They are larger than all earlier numbers.
+        """
         self._number += count
         return self._number - count + 1
 
@@ -106,7 +112,9 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return an offer of one credit for each slot, or None if no offer is possible.
+        """Return an offer of one credit for each slot, which a script stores.
+
+        Return None if no hand-overs to this consumer are possible. A credit permits hand-overs.
 
         After this method, the credits count as stored in Redis, even if the script that stores them
         fails. If Redis may already have credits of this consumer, the offer renews them.
@@ -164,7 +172,7 @@ class Credits:
         return True
 
     def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
-        """Record that a credit is gone.
+        """Record that a credit for hand-overs is gone.
 
         Args:
             state: State of the consumer.
@@ -177,7 +185,7 @@ class Credits:
                 self.end(state, slot, number)
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
-        """Record the state of a credit that a script has reported."""
+        """Record the state of a credit for hand-overs, as a script has reported it."""
         if credit.stands:
             awaited = sorted(self.standing.get(slot, ()))
             for number in awaited[: -credit.left]:
@@ -231,7 +239,9 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Remove all credits from Redis. Return the messages that were handed over for these credits.
+    """Remove all credits of a consumer from Redis.
+
+    Return the messages that were handed over for these credits.
 
     If some hand-overs did not arrive, calls that read them again are added to
     `state.unconfirmed_offers`.

@@ -53,7 +53,7 @@ class Lease(NamedTuple):
 
 
 class Leases(NamedTuple):
-    """Many leases, stored as columns.
+    """Many leases, stored as columns: slots, message ids, scores and delivery numbers.
 
     Scripts take columns, and rows would cost more time.
     """
@@ -66,7 +66,7 @@ class Leases(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
-        """Convert leases into columns."""
+        """Convert leases to columns: slots, message ids, scores and delivery numbers."""
         leases = list(rows)
         return cls(
             [lease.slot for lease in leases],
@@ -319,7 +319,7 @@ def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Seq
 
 
 class Extension(NamedTuple):
-    """The new deadline of a delivery in seconds, or 0 if it is unknown."""
+    """The result of extending a lease: its new deadline in seconds, or 0 if it is unknown."""
 
     deadline_s: int
     is_cancelled: bool = False  # whether its cancellation was requested
@@ -346,7 +346,7 @@ def _follow_ups_of(
     follow_ups: Sequence[Sequence[EncodedFollowUp]],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
-    """Return the follow-ups of one call by target topic, and the function that reads the reply."""
+    """Group the follow-ups of one call by target topic. Also return a function for the reply."""
     given: dict[str, list[tuple[int, bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
         for each in follow_ups[position]:

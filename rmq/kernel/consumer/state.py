@@ -81,12 +81,12 @@ class AwaySlots:
         return True
 
     def end(self, slot: int) -> None:
-        """Record that the master of a slot serves it again."""
+        """Record that a slot can be reached again."""
         self.since.pop(slot, None)
         self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget the slots from an index on, because these slots no longer exist.
+        """Forget all slots with at least the given index, because they no longer exist.
 
         Calls without a reply are kept.
         """
@@ -115,6 +115,7 @@ class AwaySlots:
 def sweep(state: ReceiveState) -> Flow[None]:
     """Send pending follow-ups that no other client sends.
 
+    A follow-up is a message that an ack has stored. It is pending until it is sent to its own slot.
     Most topics have no pending follow-ups. So if this client has seen none in the topic, it rarely
     looks for them.
     """
@@ -193,13 +194,13 @@ class LatenessCounter:
                 self.report_at = time.monotonic() + REPORT_S
 
     def reset(self) -> Counts:
-        """Return the counts and reset them."""
+        """Return the counts of late deliveries, and reset them."""
         counts, self._counts = tuple(self._counts), [0] * BUCKETS
         self.report_at = NEVER
         return counts
 
     def put_back(self, counts: Counts) -> None:
-        """Add counts that could not be reported, for the next report."""
+        """Take back counts that could not be reported, for the next report."""
         self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
         self.report_at = time.monotonic() + REPORT_S
 
@@ -230,7 +231,7 @@ RECHECK_S = 0.01  # time between two checks of another thread or task
 
 
 class ReceiveState:
-    """A consumer's state between two calls."""
+    """The state of a consumer between two calls, such as when each slot next has work."""
 
     __slots__ = (
         "all_checked_at",

@@ -115,7 +115,10 @@ class Permits:
 
 
 class Apart:
-    """The type of APART, the outcome of a caller that must make a separate call."""
+    """The type of the constant APART.
+
+    APART is the outcome of a caller that cannot share a call and must make a separate one.
+    """
 
     __slots__ = ()
 
@@ -138,7 +141,7 @@ class Caller:
         self.size = size
 
     def claim(self, leader: Caller) -> bool:
-        """Join the shared call of another caller, the leader.
+        """Join a shared call, which another caller (the leader) makes.
 
         Return False if this caller no longer waits.
         """
@@ -180,7 +183,7 @@ class Coalescer:
         self.start()
 
     def start(self, loop: Any = None) -> None:
-        """Forget all callers, after a fork or when another event loop is used."""
+        """Start without callers, after a fork or for another event loop."""
         self._generation = process.generation
         self.loop = loop
         self.permits = Permits(FEW)  # each permits one call
@@ -198,7 +201,7 @@ class Coalescer:
     def begin(self) -> Permit | None:
         """Return a permit to make a call now, or None if the caller must wait.
 
-        Give the permit back with `end`.
+        Callers that wait share one later call. Give the permit back with `end`.
         """
         if self._generation != process.generation:
             self.start()
@@ -207,7 +210,7 @@ class Coalescer:
         return self.permits.acquire()
 
     def _is_in_a_crowd(self) -> bool:
-        """Return whether a call is in progress.
+        """Return whether a call is in progress, so that a new caller must wait.
 
         If no call is in progress, record that the next call has a single caller.
         """
@@ -245,7 +248,7 @@ class Coalescer:
         self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Add as many waiting callers to a call as fit into it.
+        """Add waiting callers to a shared call, as many as fit into it.
 
         Args:
             callers: Callers of the call, changed in place. The first caller makes the call.

@@ -40,18 +40,21 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 
 
 class Ring(NamedTuple):
-    """Samples of one resolution: one for each step, for a fixed number of newest steps."""
+    """Storage for samples of one resolution: one sample for each step of time.
+
+    Only the samples of the newest steps are kept, in a fixed number of places.
+    """
 
     step_ms: int
     places: int
 
     @property
     def span_ms(self) -> int:
-        """Length of the time that the ring covers."""
+        """Length of the time for which the ring keeps samples."""
         return self.step_ms * self.places
 
     def field(self, at_ms: int) -> str:
-        """Return the field of the history's hash that stores the sample of a time."""
+        """Return the hash field that stores the sample taken at a given time."""
         return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
 
 
@@ -68,10 +71,10 @@ POINTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Figures of a topic at one time.
+    """The counts and rates of a topic at one time.
 
     Attributes:
-        at: Time of the figures.
+        at: Time at which the sample was taken.
         counts: Number of messages by state. Messages in the states "retries", "priority" and "due"
             may be received now. Messages in the state "later" have a future due time. Messages in
             the state "held" are held back by a pause, a limit or a group. The other states are
@@ -108,7 +111,7 @@ class Figures(NamedTuple):
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All fields except the time."""
+        """All fields of the sample except the time."""
         return self[1:]
 
 
@@ -173,14 +176,16 @@ def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
 
 
 def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
-    """Return the hash fields of a ring's samples between two times."""
+    """Return the hash fields that store samples between two times, in one resolution."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
     steps = range(begin, last_ms // ring.step_ms + 1)
     return [ring.field(step * ring.step_ms) for step in steps]
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings to read for a chart with steps of this length.
+    """Return the rings of samples to read for a chart with steps of this length.
+
+    A ring has the samples of one resolution.
 
     The first ring is the coarsest ring whose step divides the chart's step. All coarser rings
     follow.
@@ -190,7 +195,7 @@ def rings_for(step_ms: int) -> Sequence[Ring]:
 
 
 def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
-    """Return a sample for each step between two times.
+    """Return the points of a chart: a sample for each step between two times.
 
     The sample of a step has the last figures before its time. If these figures are too old, the
     step gets no sample.

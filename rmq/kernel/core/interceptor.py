@@ -48,7 +48,9 @@ class Outcome(NamedTuple):
 
 
 class Interceptor:
-    """Base class of interceptors. Override the hooks that you need.
+    """Base class of interceptors.
+
+    Override the methods (hooks) that you need.
 
     For an AsyncClient and its async handlers, hooks may be `async def`. RMQ calls the hooks of one
     object from several threads.
@@ -121,7 +123,7 @@ AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_
 
 
 class Hooks:
-    """The hooks of a list of interceptors.
+    """The methods (hooks) of a list of interceptors.
 
     Hooks that an interceptor does not override are left out.
 
@@ -156,13 +158,13 @@ class Hooks:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]
 
     def inside(self, outermost: Interceptor) -> Hooks:
-        """Return these hooks with one more interceptor, whose `around_` hooks are outermost."""
+        """Return these hooks with one more interceptor, which is outermost around handlers."""
         hooks = copy.copy(self)
         hooks.chain = (outermost, *self.chain)
         return hooks
 
     def around(self, handler: HandlerInfo) -> list[Hook]:
-        """Return the hooks that run around a handler, outermost first.
+        """Return the hooks of interceptors that run around a handler, outermost first.
 
         Raises:
             InvalidType: An interceptor has `around_` hooks for other kinds of handlers, but not for
@@ -182,7 +184,9 @@ class Hooks:
         return self._overridden(name)
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
-        """Raise an error if hooks with these names are async, because the caller cannot await them.
+        """Raise an error if an interceptor's hooks with these names are async.
+
+        The caller cannot await hooks.
 
         The argument `where` is a text that names the caller in the error.
 
@@ -203,7 +207,7 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 
 
 def _check_kinds(interceptor: Interceptor) -> None:
-    """Raise an error for a wrong kind of `around_` hook.
+    """Raise an error if an interceptor's `around_` hook has the wrong kind.
 
     The hook must not be a generator. It must be async if its name ends in `_async`, and only then.
     """
@@ -224,7 +228,10 @@ def _check_kinds(interceptor: Interceptor) -> None:
 
 
 def call_hook(hook: Hook, *args: Any) -> Any:
-    """Call a hook and return its result, which may be awaitable. An exception is only logged."""
+    """Call a hook of an interceptor, and return its result, which may be awaitable.
+
+    An exception is only logged.
+    """
     try:
         return hook(*args)
     except Exception:
@@ -233,13 +240,16 @@ def call_hook(hook: Hook, *args: Any) -> Any:
 
 
 def call_hooks(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call hooks that are not async."""
+    """Call hooks of interceptors that are not async."""
     for hook in hooks:
         call_hook(hook, *args)
 
 
 async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call hooks in an event loop, and await each result that is awaitable."""
+    """Call hooks of interceptors in an event loop.
+
+    Results that are awaitable are awaited.
+    """
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -247,7 +257,7 @@ async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
-    """Await the result of an async hook. An exception is only logged."""
+    """Await the result of an interceptor's async hook. An exception is only logged."""
     try:
         await result
     except Exception:
@@ -255,7 +265,7 @@ async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
 
 
 def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
-    """Call hooks one after another. Yield an awaitable for each async hook."""
+    """Call hooks of interceptors one after another. Yield an awaitable for each async hook."""
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -263,7 +273,7 @@ def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
 
 
 def log_hook_error(hook: Hook) -> None:
-    """Log the exception of a hook."""
+    """Log the exception that a hook of an interceptor has raised."""
     log.exception("interceptor %s raised; the message continues without it", hook.__qualname__)
 
 

@@ -70,8 +70,9 @@ class Layout:
     def is_blocked(self, slot: int, slots: int) -> bool:
         """Return whether a slot delivers nothing yet because another slot has older messages.
 
-        Two slots can have messages of the same `slot_basis` if their indexes are equal modulo the
-        greatest common divisor of the numbers of slots before and after the resize.
+        This keeps messages of the same `slot_basis` in order during a resize. Two slots can have
+        such messages if their indexes are equal modulo the greatest common divisor of the old and
+        the new number of slots.
         """
         if self.resizing is None or slot >= slots:
             return False
@@ -81,7 +82,10 @@ class Layout:
         )
 
     def part(self, slot: int, slots: int) -> Fraction:
-        """Return a slot's part of the topic's capacity. The parts of all slots add up to 1."""
+        """Return which part of the topic's capacity a slot gets, from 0 to 1.
+
+        The parts of all slots add up to 1.
+        """
         return self._parts_before(slot + 1, slots) - self._parts_before(slot, slots)
 
     def _parts_before(self, slot: int, slots: int) -> Fraction:

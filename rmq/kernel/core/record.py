@@ -60,7 +60,8 @@ def reference(size: int, random: bytes) -> bytes:
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
     """Replace a large body by a reference.
 
-    Return the record's head with the flag for a large body, and the reference.
+    Return the record's first four bytes (its head) with the flag for a large body, and the
+    reference.
     """
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
@@ -68,7 +69,7 @@ def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
 def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
     """Replace the reference in a record by the body.
 
-    Return the record's head without the flag for a large body, and the rest.
+    Return the record's first four bytes (its head) without the flag for a large body, and the rest.
     """
     return bytes((head[0] & ~LARGE,)) + head[1:], rest[:-REFERENCE] + body
 
@@ -76,7 +77,7 @@ def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
 def name_of(member: bytes, record: bytes) -> bytes:
     """Return the hash field that has the large body of a record.
 
-    Only the last bytes of the record are needed.
+    The argument `record` may be only the last bytes of the record.
     """
     return member + record[-RANDOM:]
 
@@ -117,7 +118,7 @@ def queue_position(record: bytes) -> int:
 
 @lru_cache(4096)  # a producer uses few combinations
 def head(codec: int, flags: int, priority: int) -> bytes:
-    """Return the first four bytes of a record."""
+    """Return the first four bytes of a record: its codec, its flags and its priority."""
     return bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
 
 
@@ -137,7 +138,8 @@ def envelope(
 ) -> tuple[bytes, bytes]:
     """Build the beginning of a record.
 
-    Return its head, and the bytes between its acceptance number and its body.
+    Return the first four bytes (the head), and the bytes between acceptance number and body (the
+    envelope).
 
     Args:
         codec: Number of the body's codec.
@@ -162,13 +164,14 @@ def envelope(
 def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
     """Add headers to the beginning of a record without headers.
 
-    The headers are a msgpack map. Return the new head and the new envelope.
+    The headers are a msgpack map. Return the new head and envelope, as the function `envelope`
+    does.
     """
     return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
 
 
 class Record(NamedTuple):
-    """The fields of a record.
+    """The fields of a record, which is a message as Redis stores it.
 
     If the body is large and was not fetched, `body` is a reference. `check_body` refuses such a
     record.
@@ -238,7 +241,7 @@ def read(data: bytes) -> Record:
 def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple[bytes, bytes]:
     """Build the record of a message that moves to another topic, with other headers.
 
-    Return the head of the new record, and all its bytes from byte 9 on.
+    Return the first four bytes of the new record, and all its bytes from byte 9 on.
 
     Body, codec, priority and merge key are unchanged. The message is due at once.
 
@@ -395,9 +398,9 @@ def marks(headers: dict[str, str]) -> dict[str, str]:
 
 
 def is_bare(first: int) -> bool:
-    """Return whether a record consists of the shortest head and an uncompressed body.
+    """Return whether a record has only fixed fields and an uncompressed body.
 
-    The argument is the record's first byte. The shortest head has BARE bytes.
+    The argument is the record's first byte. The fixed fields take BARE bytes.
     """
     return not first & 31 and first >> 5 != Compressed.number
 

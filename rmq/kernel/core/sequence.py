@@ -34,8 +34,8 @@ class Report(NamedTuple):
     """A report to Redis about the message numbers of one producer in one slot.
 
     Attributes:
-        old: Value of `sent` in the previous report.
-        sent: Number up to which all numbers are complete.
+        old: Number in `sent` of the previous report.
+        sent: Number up to which each number belongs to an accepted message, or to none for sure.
         ranges: Ranges of numbers that no message has.
         unused: The same numbers as a list.
     """
@@ -50,8 +50,9 @@ class SlotSequence:
     """The message numbers of one producer in one slot.
 
     Attributes:
-        complete: Number up to which all numbers are complete.
-        reported: Number up to which all numbers were reported to Redis.
+        complete: Number up to which each number belongs to an accepted message, or to none for
+            sure.
+        reported: Value of `complete` that was last reported to Redis.
         reported_at: Time of the last report, by the monotonic clock. None if there was no report.
     """
 
@@ -79,9 +80,10 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Mark numbers as complete.
+        """Record that the fate of message numbers is known.
 
-        The argument `unused` has the numbers that belong to no accepted message.
+        A number belongs to an accepted message, or it is one of the numbers in `unused`, which no
+        message has.
         """
         with self._lock:
             self._unused.update(unused)
@@ -94,11 +96,14 @@ class SlotSequence:
 
     @property
     def must_register(self) -> bool:
-        """Whether this producer must report to Redis before its next message."""
+        """Whether this producer must report its numbers to Redis before its next message."""
         return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
     def next_report(self) -> Report | None:
-        """Return a report that fits in one call, or None if all numbers are reported."""
+        """Return the next report of message numbers, or None if all numbers are reported.
+
+        A report fits in one call.
+        """
         with self._lock:
             if self.complete == self.reported and not self._unused:
                 return None
@@ -111,7 +116,7 @@ class SlotSequence:
     def confirm(self, report: Report) -> None:
         """Record that Redis has stored a report.
 
-        Its numbers are not reported again.
+        The message numbers in the report are not reported again.
         """
         with self._lock:
             self.reported = max(self.reported, report.sent)
@@ -142,7 +147,7 @@ class ProducerSequence:
     def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
         """Return the counter of this client's message numbers in a slot.
 
-        The argument `created` is the creation stamp of the slot.
+        The argument `created` is the creation time that the slot stores.
         """
         self._check_fork()
         sequence = self._slots.get((keys.slot, created))
@@ -160,7 +165,7 @@ class ProducerSequence:
             return list(self._slots.values())
 
     def schedule_report(self) -> bool:
-        """Return whether the caller must report to Redis after REPORT_S seconds.
+        """Return whether the caller must report message numbers after REPORT_S seconds.
 
         The result is False if a report is already scheduled.
         """
@@ -169,7 +174,10 @@ class ProducerSequence:
         return not was_scheduled
 
     def report_started(self) -> None:
-        """Record that a report has started, so that later messages schedule another report."""
+        """Record that a report of message numbers has started.
+
+        Later messages then schedule another report.
+        """
         with self._lock:
             self._is_scheduled = False
 

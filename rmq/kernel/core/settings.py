@@ -318,7 +318,7 @@ class Settings:
 
     @property
     def call_max(self) -> int:
-        """The largest number of messages that one call stores or settles."""
+        """The largest number of messages that one call of a script stores or settles."""
         return GROUPED_MAX if self.groups else BATCH_MAX
 
     @property

@@ -58,7 +58,7 @@ class WrappedRun:
         return call_next
 
     def check_awaited(self) -> None:
-        """Raise an error if a hook called the handler without awaiting it."""
+        """Raise an error if an interceptor's hook called the handler without awaiting it."""
         if self._unfinished:
             raise InvalidType(
                 "interceptors: a hook called call_next and did not await it, so the handler has "

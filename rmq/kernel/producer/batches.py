@@ -147,7 +147,7 @@ def _batch_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the common head and the bodies of encoded messages.
+    """Return the common first bytes (head) and the bodies of encoded messages.
 
     Return None if the heads differ.
 
@@ -163,7 +163,7 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages. Return their common head and their bodies.
+    """Encode messages. Return their common first bytes (head) and their bodies.
 
     Return None if the heads differ.
 

@@ -186,7 +186,7 @@ def is_plain(out: Outgoing) -> bool:
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
     """Check and encode a message without options except a priority.
 
-    Return the record's head and the encoded body.
+    Return the record's first four bytes (its head) and the encoded body.
     """
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)

@@ -64,8 +64,8 @@ def send(
 ) -> Command[SendReply]:
     """Store messages in one slot.
 
-    The argument `parts` has the head and the rest of each record, in the order of the ids. The
-    argument `bodies` has the large bodies, by the position of their record.
+    The argument `parts` has the first four bytes and the rest of each record, in the order of the
+    ids. The argument `bodies` has the large bodies, by the position of their record.
     """
     members = (b"", *members_of(ids))
 
@@ -112,8 +112,8 @@ def send_uniform(
 ) -> Command[SendReply]:
     """Store messages that differ only in their bodies, and have no due time and no expiry.
 
-    The ids are new and have consecutive stamps. The argument `bodies` has the large bodies, by the
-    position of their record. If it is given, all records refer to large bodies.
+    The ids are new and have consecutive time stamps. The argument `bodies` has the large bodies, by
+    the position of their record. If it is given, all records refer to large bodies.
     """
     first = member_of(ids[0])
 
@@ -131,7 +131,7 @@ def _write_bodies(
     rests: Sequence[bytes],
     bodies: Mapping[int, bytes] | None,
 ) -> tuple[Any, ...]:
-    """Return the command that writes large bodies, or an empty tuple."""
+    """Return the command that writes large bodies to Redis, or an empty tuple if there are none."""
     if not bodies:
         return ()
     named: dict[bytes, bytes] = {}
@@ -193,9 +193,9 @@ def merge(
         keys: Keys of the slot.
         session: Replay session of the call.
         ids: Ids of the messages.
-        parts: Options, envelope and body of each message. The options are the record's head and the
-            text `<mode> <max_wait_ms> <size in bytes of the largest list that it may join> `. They
-            are empty if the previous message has the same options.
+        parts: Options, envelope and body of each message. The options are the record's first four
+            bytes and the text `<mode> <max_wait_ms> <size in bytes of the largest list that it may
+            join> `. They are empty if the previous message has the same options.
         done: Number of messages to leave out, counted from the first message.
     """
     each, options = list(parts), b""

@@ -144,7 +144,7 @@ def send_many(
 ) -> Flow[Sequence[SendResult]]:
     """Send messages, and return the results in order.
 
-    The hooks of interceptors are called for each message.
+    The hooks (methods) of interceptors are called for each message.
 
     `Topic.send` describes the arguments `durability` and `timeout`.
 
@@ -166,7 +166,7 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 
 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
-    """Send messages with the function `store`, and call the hooks of interceptors.
+    """Send messages with the function `store`, and call the hooks (methods) of interceptors.
 
     If there are such hooks, copies of the messages are sent, because hooks may change them.
     """

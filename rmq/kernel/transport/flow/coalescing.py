@@ -19,7 +19,7 @@ WAIT_S = 1.0  # after this wait, a caller makes its own call, because earlier ca
 
 
 def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
-    """Set the outcome of each caller, and end its wait."""
+    """Set the outcome of each caller of a shared call, and end its wait."""
     for caller, outcome in zip(callers, outcomes, strict=True):
         caller.finish(outcome)
 
@@ -44,7 +44,7 @@ class WaitingThread(Caller):
         self.thread = threading.get_ident()  # 0: the caller has its outcome
 
     def claim(self, leader: Caller) -> bool:
-        """Join the shared call of another caller, the leader.
+        """Join a shared call, which another caller (the leader) makes.
 
         Return False if this thread no longer waits.
         """
@@ -91,7 +91,7 @@ class WaitingThread(Caller):
         return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
-        """Forget the permit, because it was given back."""
+        """Forget the permit for a shared call, because it was given back."""
         self._role[None] = APART
 
 
@@ -102,7 +102,7 @@ class CoalescingThreads:
         """Wait for a shared call or make it. Return this caller's outcome.
 
         Args:
-            step: Step with the item of this caller.
+            step: Step with the part that this caller adds to the call.
             run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
@@ -214,7 +214,7 @@ class CoalescingTasks:
         The call runs in a separate task, so the cancellation of a caller does not end the call.
 
         Args:
-            step: Step with the item of this caller.
+            step: Step with the part that this caller adds to the call.
             run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
@@ -294,8 +294,8 @@ def coalesced(
     """Make the request of one caller, in a separate call or in a call that several callers share.
 
     Args:
-        coalescer: Object that makes the shared calls. Its outcomes are values or errors of the same
-            kind as those of `alone`.
+        coalescer: Object that makes the shared calls. Its outcomes have the types of the results
+            and errors of `alone`.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
         alone: Function that makes the request in a separate call.
     """
