@@ -354,11 +354,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Return whether no task has read a message of an ended batch. Such a batch is not settled.
+        """Return whether Spark has ended a batch although no task has read a message of it.
 
-        A file sink drops a batch if it has seen the batch's number. Spark then runs no task for
-        that batch. Without this check, a new query with the output path of an earlier query would
-        lose its first batches.
+        Such a batch is not settled. A file sink drops a batch if it has seen the batch's number.
+        Spark then runs no task for that batch. Without this check, a new query with the output path
+        of an earlier query would lose its first batches.
 
         Raises:
             ConfigurationError: No task has read the batch, and onClaimLoss is `fail`.
@@ -455,8 +455,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Plan the tasks of a batch, which an earlier run may have begun.
 
-        The name of the run is taken from `end`. When Spark replays the first batch, it calls
-        initialOffset again, so `start` has a new name that was never used.
+        The name of the run is taken from `end`. When Spark replays the first batch of a query, it
+        calls initialOffset again, so `start` has a new name that was never used.
         """
         known, since = offsets.read(end), offsets.read(start)
         if since.run != known.run:

@@ -109,7 +109,8 @@ def gaps(
 def _blocks(rows: DataFrame) -> DataFrame:
     """Count the sequence numbers in blocks, with the times of each block's first and last number.
 
-    The rows of a run become one row before they are shuffled, which saves memory and disk.
+    A run is a part of a block: 64 consecutive numbers. The rows of a run become one row before they
+    are shuffled, which saves memory and disk.
     """
     at = F.col("at")
     ahead = F.col("seq").bitwiseAND(RUN - 1) * _PLACE
