@@ -30,7 +30,7 @@ class DeadTo:
         return self.topic
 
     def to_redis(self) -> str:
-        """Return the setting as the text that Redis stores."""
+        """Return the setting `dead_to` as the text that Redis stores."""
         return f"{self.topic}:{self.slots}"
 
     def of_slot(self, index: int) -> str:
@@ -46,7 +46,7 @@ def parse(value: object) -> DeadTo | None:
 
 
 def from_redis(text: str) -> DeadTo | None:
-    """Read the setting from the text that Redis stores."""
+    """Read the setting `dead_to` from the text that Redis stores."""
     if text == OFF:
         return None
     topic, _, slots = text.rpartition(":")

@@ -302,10 +302,11 @@ def _send_once(
     override: DurabilityOverride | None,
     call: Callable[..., Flow[None]],
 ) -> Flow[Results]:
-    """Send messages without repeating refused ones.
+    """Send messages once, without repeating messages that Redis refuses.
 
     Slots are chosen with the number of slots that this client last read. If the topic was resized
-    since then, the results have the refusal. The argument `call` is `_call` or `_call_together`.
+    since then, Redis refuses the messages, and the attribute `refusal` of the results has the
+    error. The argument `call` is `_call` or `_call_together`.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -411,7 +412,7 @@ def _call(
 
     If the topic is full and its setting `overflow` is "block", refused calls are repeated.
 
-    The argument `until` is the time of the last repeat, by the monotonic clock.
+    No call is repeated after the time in `until`, by the monotonic clock.
     """
     pause = 0.01
     while True:

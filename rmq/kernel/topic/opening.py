@@ -248,7 +248,7 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """Use the settings in a reply from now on.
+    """Use the settings of a topic that a script has returned, from now on.
 
     The argument `is_ready` says whether every slot has these settings.
     """
