@@ -572,22 +572,23 @@ def release(
     )  # fmt: skip
 
 
-def _extend_reply(reply: bytes) -> ExtendReply:
-    deadline_s, letters = reply.decode().split(" ")
-    return ExtendReply(int(deadline_s), letters)
-
-
 def extend(
     keys: SlotKeys,
     session: ReplaySession,
     ids: Sequence[bytes],
     receipts: Sequence[float],
     lease_ms: int,
-) -> Command[ExtendReply]:
+    read: Callable[[ExtendReply], Any] = lambda reply: reply,
+) -> Command[Any]:
     """Extend leases. The new duration counts from now."""
+
+    def parse(reply: bytes) -> Any:
+        deadline_s, letters = reply.decode().split(" ")
+        return read(ExtendReply(int(deadline_s), letters))
+
     return Command(
         script_loader.load("extend"),
         (keys.slot, keys.prepare),
         [clock.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
-        _extend_reply,
+        parse,
     )

@@ -141,9 +141,6 @@ _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]
 
 def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
     """Split leases by slot, into parts with a limited number of leases."""
-    count = len(leases.ids)
-    if count == 1 or (count <= most and len(set(leases.slots)) == 1):
-        return [(leases.slots[0], leases, range(count))]
     by_slot: dict[int, list[int]] = {}
     for position, slot in enumerate(leases.slots):
         by_slot.setdefault(slot, []).append(position)
@@ -154,8 +151,23 @@ def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]
     ]
 
 
-# Arguments: number of deliveries, replies with positions, positions in lost slots.
-_Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
+class Extension(NamedTuple):
+    """The result of extending a lease: its new deadline in seconds, or 0 if it is unknown."""
+
+    deadline_s: int
+    is_cancelled: bool = False  # whether its cancellation was requested
+
+
+class _Kind(NamedTuple, Generic[T]):
+    """The kind of an answer about several deliveries: letters, or deadlines."""
+
+    unknown: Any  # answer about a delivery whose slot answered with an error
+    lost: Any  # answer about a delivery of a slot that no longer exists
+    join: Callable[[list[Any]], T]
+
+
+_LETTERS: _Kind[str] = _Kind(UNKNOWN, "0", "".join)
+_DEADLINES: _Kind[list[Extension | None]] = _Kind(Extension(0), None, list)
 
 
 class Settling(Generic[T]):
@@ -167,8 +179,8 @@ class Settling(Generic[T]):
     """
 
     __slots__ = (
-        "_build", "_calls", "_context", "_extra", "_is_repeat", "_lost", "_parts", "_positions",
-        "_read", "_sessions", "_size",
+        "_build", "_calls", "_context", "_extra", "_is_repeat", "_kind", "_lost", "_parts",
+        "_positions", "_sessions", "_size",
     )  # fmt: skip
 
     def __init__(
@@ -176,12 +188,16 @@ class Settling(Generic[T]):
         context: TopicContext,
         leases: Leases,
         build: _Build,
-        read: _Read[T],
+        kind: _Kind[T],
         extra: ExtraCommands | None,
         last_first: bool = False,
         most: int = BATCH_MAX,
     ) -> None:
-        parts = _split(leases, most) if leases.ids else []
+        parts: list[tuple[int, Leases, Sequence[int]]]
+        if len(leases.ids) <= most and len(set(leases.slots)) == 1:
+            parts = [(leases.slots[0], leases, range(len(leases.ids)))]
+        else:
+            parts = _split(leases, most)
         if last_first:
             parts.reverse()
         # A topic that was created again may have fewer slots; leases of missing slots are lost.
@@ -199,7 +215,7 @@ class Settling(Generic[T]):
             for (keys, part, positions), session in zip(self._parts, self._sessions, strict=True)
         ]
         self._build = build
-        self._read = read
+        self._kind = kind
         self._extra = extra
         self._is_repeat = False
 
@@ -245,19 +261,30 @@ class Settling(Generic[T]):
         except BaseException:  # interrupted, so Redis may have executed the call
             self._is_repeat = True
             raise
-        pairs = list(zip(self._positions, replies, strict=True))
-        lost = self._lost
         if len(replies) == 1 and not isinstance(replies[0], RMQError):  # the common case
             self._context.sessions.give(*self._sessions)
             self._sessions = []
-            return self._read(self._size, pairs, lost), None
+            is_whole = len(self._positions[0]) == self._size
+            return replies[0] if is_whole else self._joined(replies), None
+        answer = self._joined(replies)
         open_kinds = (OutcomeUnknown, Unavailable) if self._is_repeat else OutcomeUnknown
         self._keep([n for n, reply in enumerate(replies) if isinstance(reply, open_kinds)])
         errors = [reply for reply in replies if isinstance(reply, RMQError)]
         errors.sort(key=lambda error: not isinstance(error, open_kinds))
         if errors and len(errors) == len(replies):
             raise errors[0]
-        return self._read(self._size, pairs, lost), errors[0] if errors else None
+        return answer, errors[0] if errors else None
+
+    def _joined(self, replies: list[Any]) -> T:
+        """Join the replies to the calls into one answer about all deliveries, in their order."""
+        answers = [self._kind.unknown] * self._size
+        for position in chain.from_iterable(self._lost):
+            answers[position] = self._kind.lost
+        for positions, reply in zip(self._positions, replies, strict=True):
+            if not isinstance(reply, RMQError):
+                for position, answer in zip(positions, reply, strict=True):
+                    answers[position] = answer
+        return self._kind.join(answers)
 
     @property
     def is_repeat(self) -> bool:
@@ -303,41 +330,6 @@ class Settling(Generic[T]):
         self._calls = [self._calls[n] for n in numbers]
         self._positions = [self._positions[n] for n in numbers]
         self._extra, self._lost, self._is_repeat = None, [], True
-
-
-def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]) -> str:
-    if len(replies) == 1 and len(replies[0][0]) == size:
-        return str(replies[0][1])
-    letters = [UNKNOWN] * size
-    for position in chain.from_iterable(lost):
-        letters[position] = "0"
-    for positions, reply in replies:
-        if not isinstance(reply, RMQError):
-            for position, letter in zip(positions, reply, strict=True):
-                letters[position] = letter
-    return "".join(letters)
-
-
-class Extension(NamedTuple):
-    """The result of extending a lease: its new deadline in seconds, or 0 if it is unknown."""
-
-    deadline_s: int
-    is_cancelled: bool = False  # whether its cancellation was requested
-
-
-def _deadlines(
-    size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]
-) -> list[Extension | None]:
-    deadlines: list[Extension | None] = [Extension(0)] * size
-    for position in chain.from_iterable(lost):
-        deadlines[position] = None
-    for positions, reply in replies:
-        if not isinstance(reply, RMQError):
-            for position, letter in zip(positions, reply.letters, strict=True):
-                deadlines[position] = (
-                    None if letter == "0" else Extension(reply.deadline_s, letter == "c")
-                )
-    return deadlines
 
 
 def _follow_ups_of(
@@ -409,7 +401,7 @@ def ack(
         most = min(most, RESULTS_BYTES // max(map(len, results)))
     if follow_ups:
         most = _most_with(follow_ups, most)
-    return Settling(context, leases, build, _letters, extra, most=most)
+    return Settling(context, leases, build, _LETTERS, extra, most=most)
 
 
 def nack(
@@ -430,7 +422,7 @@ def nack(
         texts = [errors[p] for p in positions]
         return scripts.nack(context, keys, session, part.ids, part.scores, texts, wait_ms)
 
-    return Settling(context, leases, build, _letters, extra, most=SLOW_MAX)
+    return Settling(context, leases, build, _LETTERS, extra, most=SLOW_MAX)
 
 
 def reject(
@@ -467,7 +459,7 @@ def reject(
         )
 
     most = _most_with(follow_ups, SLOW_MAX)
-    return Settling(context, leases, build, _letters, extra, most=most)
+    return Settling(context, leases, build, _LETTERS, extra, most=most)
 
 
 def release(
@@ -496,7 +488,7 @@ def release(
         return scripts.release(context, keys, session, part.ids, part.scores, in_part, wait_ms)
 
     # Each call puts its messages before all others, so the first thousand is sent last.
-    return Settling(context, leases, build, _letters, extra, last_first=wait_ms == 0)
+    return Settling(context, leases, build, _LETTERS, extra, last_first=wait_ms == 0)
 
 
 def extend(
@@ -507,12 +499,18 @@ def extend(
     The reply has the new deadline of each delivery, or None if the delivery is lost.
     """
 
+    def read(reply: scripts.ExtendReply) -> list[Extension | None]:
+        return [
+            None if letter == "0" else Extension(reply.deadline_s, letter == "c")
+            for letter in reply.letters
+        ]
+
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
-        return scripts.extend(keys, session, part.ids, part.scores, lease_ms)
+        return scripts.extend(keys, session, part.ids, part.scores, lease_ms, read)
 
-    return Settling(context, leases, build, _deadlines, extra)
+    return Settling(context, leases, build, _DEADLINES, extra)
 
 
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:

@@ -8,7 +8,6 @@ import pytest
 
 from rmq.errors import OutcomeUnknown, ScriptFailed
 from rmq.kernel.consumer import settle
-from rmq.kernel.consumer.scripts import ExtendReply
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import BATCH_MAX, Settings
@@ -105,7 +104,7 @@ def test_the_session_is_free_again_after_the_reply() -> None:
 
 def test_new_deadlines_tell_lost_and_unknown_leases_apart() -> None:
     settling = settle.extend(context(3), leases(0, 0, 1, 7), 60_000)
-    replies = ExtendReply(1_790_000_060, "10"), ScriptFailed("broken")
+    replies = [settle.Extension(1_790_000_060), None], ScriptFailed("broken")
 
     assert answer(settling, *replies)[0] == [(1_790_000_060, False), None, (0, False), None]
 
