@@ -50,6 +50,8 @@ class WorkerMemory:
         self.shared.times[3] = time.monotonic()
         self._free_begun = list(range(begun - 1, -1, -1))
         self._free_claims = list(range(claims - 1, -1, -1))
+        self._begun: dict[InnerDelivery, int] = {}  # rows of deliveries that have begun
+        self._claims: dict[InnerDelivery, tuple[int, int]] = {}  # row and serial number
         self._serial = 0
         self._lock = threading.Lock()
 
@@ -82,56 +84,59 @@ class WorkerMemory:
         """Return when the heartbeat last began to renew leases, or 0 if it has not begun yet."""
         return self.shared.times[0]
 
-    def add_begun(self, lease_index: int, id: bytes) -> int:
-        """Record in the shared memory that a handler begins a delivery.
-
-        Return the row of the memory in which the delivery is recorded.
-        """
+    def begin(self, delivery: InnerDelivery) -> None:
+        """Record that a handler begins a delivery."""
+        lease: Any = delivery.origin.lease
         try:
-            row = self._free_begun.pop()
+            row = self._begun[delivery] = self._free_begun.pop()
         except IndexError:
             self.shared.words[2] = 1
-            return -1
-        at = self.shared.begun_at + row * BEGUN_WORDS
-        self.shared.bytes[at * 8 + 8 : at * 8 + 24] = id
-        self.shared.words[at] = lease_index + 1
-        return row
+        else:
+            at = self.shared.begun_at + row * BEGUN_WORDS
+            self.shared.bytes[at * 8 + 8 : at * 8 + 24] = delivery.raw_id
+            self.shared.words[at] = lease.lease_index + 1
+        if delivery in self._claims:
+            row, serial = self._claims[delivery]
+            self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 4] = serial
 
-    def remove_begun(self, row: int) -> None:
-        """Remove a begun delivery from the shared memory, so that its row can be used again."""
-        self.shared.words[self.shared.begun_at + row * BEGUN_WORDS] = 0
-        self._free_begun.append(row)
+    def add_claim(self, delivery: InnerDelivery, lease_index: int) -> None:
+        """Let the heartbeat renew the claim of a delivery from now on.
 
-    def add_claim(self, lease_index: int, name: bytes, owner: bytes) -> tuple[int, int]:
-        """Let the heartbeat renew a claim from now on.
-
-        Return the row and the serial number under which the claim is recorded.
+        The topic and the slot of the claim have the index `lease_index`.
         """
-        text, words = name + owner, self.shared.words
+        claim, words = delivery.claim, self.shared.words
+        assert claim is not None
+        text = claim.name + claim.owner
         with self._lock:
             if not self._free_claims or len(text) > CLAIM_TEXT:
-                return -1, 0
+                return
             row = self._free_claims.pop()
             self._serial += 1
             serial = self._serial
-        at = self.shared.claims_at + row * CLAIM_WORDS
-        words[at + 2], words[at + 3], words[at + 4] = lease_index, len(name) << 32 | len(owner), 0
+        at, sizes = self.shared.claims_at + row * CLAIM_WORDS, len(claim.name) << 32
+        words[at + 2], words[at + 3], words[at + 4] = lease_index, sizes | len(claim.owner), 0
         self.shared.bytes[(at + 5) * 8 : (at + 5) * 8 + len(text)] = text
         words[at] = serial
-        return row, serial
+        self._claims[delivery] = row, serial
 
-    def begin_claim(self, row: int, serial: int) -> None:
-        """Record that the handler of the delivery with this claim has begun."""
-        self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 4] = serial
+    def is_claim_lost(self, delivery: InnerDelivery) -> bool:
+        """Return whether the heartbeat found that the claim of a delivery is lost."""
+        row, serial = self._claims.get(delivery, (-1, 0))
+        return row >= 0 and (
+            self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 1] == serial
+        )
 
-    def is_claim_lost(self, row: int, serial: int) -> bool:
-        """Return whether the heartbeat found that the delivery no longer has its claim."""
-        return self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 1] == serial
-
-    def remove_claim(self, row: int) -> None:
-        """Stop the heartbeat's renewals of a claim."""
-        self.shared.words[self.shared.claims_at + row * CLAIM_WORDS] = 0
-        self._free_claims.append(row)
+    def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
+        """Remove deliveries that are settled, or have not begun after all, with their claims."""
+        for delivery in deliveries if self._begun or self._claims else ():
+            row = self._begun.pop(delivery, -1)
+            if row >= 0:
+                self.shared.words[self.shared.begun_at + row * BEGUN_WORDS] = 0
+                self._free_begun.append(row)
+            row, _ = self._claims.pop(delivery, (-1, 0))
+            if row >= 0:
+                self.shared.words[self.shared.claims_at + row * CLAIM_WORDS] = 0
+                self._free_claims.append(row)
 
 
 class WorkerLease:
@@ -190,13 +195,11 @@ class LeaseTracker:
     """
 
     def __init__(self, memory: WorkerMemory, topic: int) -> None:
-        self._memory = memory
+        self.memory = memory
         self._shared = memory.shared
         self._topic = topic
         self.leases: dict[int, WorkerLease] = {}
         self._in_flight: set[InnerDelivery] = set()
-        self._begun: dict[InnerDelivery, int] = {}  # rows of deliveries that have begun
-        self._claims: dict[InnerDelivery, tuple[int, int]] = {}  # row and serial
         self._requests: dict[int, int] = {}  # by slot: number of renewals whose requests were read
         self._lock = threading.Lock()
 
@@ -228,7 +231,7 @@ class LeaseTracker:
             )
             lease.is_renewed = True
             shared.words[shared.leases_at + lease_index * LEASE_WORDS] = number << NUMBER_SHIFT
-            self._memory.expect(self._topic, lease_ms)
+            self.memory.expect(self._topic, lease_ms)
             at = shared.topics_at + self._topic * 2
             shared.words[at] = max(shared.words[at], slot + 1)
         return lease
@@ -256,13 +259,7 @@ class LeaseTracker:
                 lease: Any = delivery.origin.lease
                 if lease.is_renewed:
                     words[leases_at + lease.lease_index * LEASE_WORDS] -= 1
-        for delivery in mine if self._begun or self._claims else ():
-            row = self._begun.pop(delivery, -1)
-            if row >= 0:
-                self._memory.remove_begun(row)
-            row, _ = self._claims.pop(delivery, (-1, 0))
-            if row >= 0:
-                self._memory.remove_claim(row)
+        self.memory.remove(mine)
 
     def retire(self, slot: int) -> None:
         """Stop renewing the lease of a slot because one of its deliveries cannot be settled.
@@ -288,20 +285,6 @@ class LeaseTracker:
                 self._shared.words[self._shared.leases_at + lease.lease_index * LEASE_WORDS] = 0
 
     # --- for the worker --------------------------------------------------------------------------
-
-    def begin(self, delivery: InnerDelivery) -> None:
-        """Record that a handler begins a delivery."""
-        lease: Any = delivery.origin.lease
-        self._begun[delivery] = self._memory.add_begun(lease.lease_index, delivery.raw_id)
-        claim = self._claims.get(delivery)
-        if claim is not None:
-            self._memory.begin_claim(*claim)
-
-    def cancel_begin(self, delivery: InnerDelivery) -> None:
-        """Record that a delivery that was about to begin has not begun."""
-        row = self._begun.pop(delivery, -1)
-        if row >= 0:
-            self._memory.remove_begun(row)
 
     def numbers(self) -> dict[int, int]:
         """Return the number of each slot's lease. Slots without a valid lease are left out."""
@@ -333,15 +316,7 @@ class LeaseTracker:
         for delivery in deliveries:
             claim = delivery.claim
             if claim is not None and claim.state == FIRST:
-                lease_index = self._topic * SLOTS_MAX + slot_of(claim.name)
-                row, serial = self._memory.add_claim(lease_index, claim.name, claim.owner)
-                if row >= 0:
-                    self._claims[delivery] = row, serial
-
-    def is_claim_lost(self, delivery: InnerDelivery) -> bool:
-        """Return whether the heartbeat found that the claim of a delivery is lost."""
-        claim = self._claims.get(delivery)
-        return claim is not None and self._memory.is_claim_lost(*claim)
+                self.memory.add_claim(delivery, self._topic * SLOTS_MAX + slot_of(claim.name))
 
 
 def _unnamed_file() -> int:

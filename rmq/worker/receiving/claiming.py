@@ -33,11 +33,11 @@ def claim_keys(
             continue
         # This is user code. A message that kills the process here must count as begun.
         if tracker is not None:
-            tracker.begin(delivery)
+            tracker.memory.begin(delivery)
         shown = show_for(handler, flows, transport)(delivery)
         handler.claims.prepare(shown, handler.convert_body)
         if tracker is not None:
-            tracker.cancel_begin(delivery)
+            tracker.memory.remove([delivery])
     try:
         transport.run(flows.claim(deliveries))
     except Exception as error:  # the deliveries must still be reported

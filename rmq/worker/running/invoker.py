@@ -21,7 +21,7 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.worker.running.event_loop import call_in
-from rmq.worker.running.invoker_base import AsyncCall, InvokerBase
+from rmq.worker.running.invoker_base import AsyncCall, AsyncRun, InvokerBase
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.settling.disposition import (
     ACK,
@@ -42,12 +42,16 @@ from rmq.worker.settling.unhandled import Unhandled
 
 
 class AsyncInvoker(InvokerBase):
-    """Runs one handler, with its claims, interceptor hooks, middleware and dependencies."""
+    """Runs one handler, with its claims, interceptor hooks, middleware and dependencies.
 
-    async def run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler for one delivery."""
-        run = self._run if delivery.claim is None else self._run_claimed
-        return await run(delivery)
+    Attributes:
+        run: Function that runs the handler for one delivery, and returns how to settle the
+            delivery.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.run: AsyncRun = self._run if self.claims is None else self._run_claimed
 
     async def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)

@@ -17,7 +17,7 @@ from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.handled_topic import Show
 from rmq.worker.settling.detached_claims import DetachedClaims
-from rmq.worker.settling.disposition import HandlerDispositions
+from rmq.worker.settling.disposition import Disposition, HandlerDispositions
 
 log = logging.getLogger("rmq")
 
@@ -26,6 +26,8 @@ STDERR = 2  # file descriptor; sys.stderr may have none
 
 PlainCall = Callable[[], object]
 AsyncCall = Callable[[], Awaitable[object]]
+Run = Callable[[InnerDelivery], Disposition]
+AsyncRun = Callable[[InnerDelivery], Awaitable[Disposition]]
 
 
 class InvokerBase:

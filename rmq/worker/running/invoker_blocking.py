@@ -15,7 +15,7 @@ from rmq.kernel.delivery.delivery import settle_with_of
 from rmq.kernel.delivery.dispositions import Then, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
-from rmq.worker.running.invoker_base import InvokerBase, PlainCall
+from rmq.worker.running.invoker_base import InvokerBase, PlainCall, Run
 from rmq.worker.settling.disposition import (
     ACK,
     DONE_BEFORE,
@@ -30,12 +30,16 @@ from rmq.worker.settling.disposition import (
 
 
 class PlainInvoker(InvokerBase):
-    """Runs one handler, with its claims, interceptor hooks, middleware and dependencies."""
+    """Runs one handler, with its claims, interceptor hooks, middleware and dependencies.
 
-    def run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler for one delivery."""
-        run = self._run if delivery.claim is None else self._run_claimed
-        return run(delivery)
+    Attributes:
+        run: Function that runs the handler for one delivery, and returns how to settle the
+            delivery.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.run: Run = self._run if self.claims is None else self._run_claimed
 
     def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)

@@ -51,18 +51,14 @@ class RunTimes:
         self.mean = -1.0
         self.busy_s = 0.0
         self._concurrency = concurrency
-        self._changed_at = time.monotonic()  # last begin or end of a run
-
-    def begin(self, run: Any) -> None:
-        """Record that a run begins."""
-        self._changed_at = self.running[run] = time.monotonic()
+        self._ended_at = 0.0  # last end of a run
 
     def end(self, run: Any) -> bool:
         """Record that a run has ended. Return False if the run had never begun."""
         began = self.running.pop(run, None)
         if began is None:
             return False
-        self._changed_at = now = time.monotonic()
+        self._ended_at = now = time.monotonic()
         mean, took = self.mean, now - began
         self.busy_s += took
         self.mean = took if mean < 0 else mean + (took - mean) * WEIGHT
@@ -70,9 +66,10 @@ class RunTimes:
 
     def saturated_s(self) -> float:
         """Return for how many seconds every thread or task has been busy with the same run."""
-        if len(self.running) < self._concurrency:
+        began = list(self.running.values())
+        if len(began) < self._concurrency:
             return 0.0
-        return max(0.0, time.monotonic() - self._changed_at)
+        return max(0.0, time.monotonic() - max(self._ended_at, *began))
 
 
 class HandlerWork:
@@ -130,13 +127,11 @@ class HandlerWork:
     # --- one delivery -----------------------------------------------------------------------------
 
     def _run_one(self, invoker: PlainInvoker, delivery: InnerDelivery) -> None:
-        if self._may_run(delivery):
-            self._begin_run([delivery])
+        if self._begin([delivery]):
             self._report(delivery, invoker.run(delivery))
 
     async def _run_one_async(self, invoker: CancellableInvoker, delivery: InnerDelivery) -> None:
-        if self._may_run(delivery):
-            self._begin_run([delivery], CANCEL_S)
+        if self._begin([delivery], CANCEL_S):
             self._report(delivery, await self._run_cancellable(invoker, delivery))
 
     async def _run_cancellable(
@@ -162,7 +157,7 @@ class HandlerWork:
         if delivery.cancellation is not None and delivery.is_cancelled:
             self._report(delivery, RELEASE)  # which ends its message, as the message is cancelled
             return False
-        if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
+        if delivery.claim is not None and self._tracker.memory.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # its next delivery claims the key again
             return False
         if self.suspects.running and self.suspects.must_wait(delivery):
@@ -170,27 +165,32 @@ class HandlerWork:
             return False
         return True
 
-    def _begin_run(
+    def _begin(
         self, batch: list[InnerDelivery], margin_s: float = 0.0, rest: Sequence[InnerDelivery] = ()
-    ) -> None:
-        """Record that a run of the handler begins.
+    ) -> list[InnerDelivery]:
+        """Begin a run of the handler, and return its deliveries.
+
+        Deliveries that may not begin are reported.
 
         Args:
-            batch: Deliveries of this run of the handler. The first delivery identifies the run.
+            batch: Deliveries for this run. The first delivery that may begin identifies the run.
             margin_s: Time that is added to the limit of a task, so that the task's own timer
                 cancels the handler before this limit.
             rest: Deliveries that wait behind this delivery in an ordered batch.
         """
-        self.times.begin(batch[0])
+        ready = [delivery for delivery in batch if self._may_run(delivery)]
+        if ready:
+            self.times.running[ready[0]] = time.monotonic()
         invoker: AnyInvoker | None = self.invoker
-        for delivery in batch:
-            self._tracker.begin(delivery)
+        for delivery in ready:
+            self._tracker.memory.begin(delivery)
             if self._is_ordered:
                 invoker = self._invokers.invoker_for(delivery)
             seconds = None if invoker is None else invoker.handler.runtime_of(delivery)
             if seconds is not None:
                 until = time.monotonic() + seconds + margin_s
                 self.limits.running[delivery] = RuntimeLimit(until, seconds, rest)
+        return ready
 
     def _report(
         self, delivery: InnerDelivery, disposition: Disposition, rest: Sequence[InnerDelivery] = ()
@@ -220,14 +220,14 @@ class HandlerWork:
     # --- a batch ----------------------------------------------------------------------------------
 
     def _run_batch(self, invoker: PlainInvoker, batch: list[InnerDelivery]) -> None:
-        ready = self._begin_batch(batch)
+        ready = self._begin(batch)
         for delivery, disposition in invoker.run_batch(ready):
             self._report(delivery, disposition)
 
     async def _run_batch_async(
         self, invoker: CancellableInvoker, batch: list[InnerDelivery]
     ) -> None:
-        ready = self._begin_batch(batch, CANCEL_S)
+        ready = self._begin(batch, CANCEL_S)
         try:
             dispositions = await invoker.run_batch(ready)
         except asyncio.CancelledError as error:
@@ -235,14 +235,6 @@ class HandlerWork:
             dispositions = [(each, invoker.dispositions.by_error(each, raised)) for each in ready]
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
-
-    def _begin_batch(
-        self, batch: list[InnerDelivery], margin_s: float = 0.0
-    ) -> list[InnerDelivery]:
-        ready = [delivery for delivery in batch if self._may_run(delivery)]
-        if ready:
-            self._begin_run(ready, margin_s)
-        return ready
 
     # --- an ordered batch; all handlers of its topic are plain, or all are async ------------------
 
@@ -279,10 +271,10 @@ class HandlerWork:
                 if self._is_stopping() or self.suspects.must_wait(delivery):
                     self.settler.put(Report(None, rest=run[place:]))
                     break
-                if not self._may_run(delivery):
-                    self.settler.put(Report(None, rest=run[place + 1 :]))
+                rest = run[place + 1 :]
+                if not self._begin([delivery], margin_s, rest):
+                    self.settler.put(Report(None, rest=rest))
                     break
-                self._begin_run([delivery], margin_s, run[place + 1 :])
                 disposition = yield delivery
                 if self._report_in_order(run, place, disposition):
                     break

@@ -156,7 +156,7 @@ def test_what_has_begun_is_there_until_it_is_settled(
     first, second = deliveries(lease, 2)
     tracker.add([first, second])
 
-    tracker.begin(second)
+    tracker.memory.begin(second)
 
     assert heartbeat.begun() == {PLACE: [second.raw_id]}
     tracker.remove([second])
@@ -169,10 +169,10 @@ def test_more_begun_than_there_are_rows_is_noted(
     mine = deliveries(taken(tracker), 3)
     tracker.add(mine)
     for delivery in mine[:2]:
-        tracker.begin(delivery)
+        tracker.memory.begin(delivery)
     assert heartbeat.words[2] == 0
 
-    tracker.begin(mine[2])
+    tracker.memory.begin(mine[2])
 
     assert heartbeat.words[2] == 1
     tracker.remove(mine)
@@ -191,14 +191,14 @@ def test_claims_are_there_with_their_owner_until_settled(
     ((row, serial, place, name, owner, begun),) = heartbeat.claims()
     assert (place, name, owner) == (PLACE + 1, mine.claim.name, mine.claim.owner)
     assert not begun
-    tracker.begin(mine)
+    tracker.memory.begin(mine)
     assert heartbeat.claims()[0][5]
-    assert not tracker.is_claim_lost(mine)
+    assert not tracker.memory.is_claim_lost(mine)
     heartbeat.set_claim_lost(row, serial)
-    assert tracker.is_claim_lost(mine)
+    assert tracker.memory.is_claim_lost(mine)
     assert heartbeat.claims() == []
     tracker.remove([mine])
-    assert not tracker.is_claim_lost(mine)
+    assert not tracker.memory.is_claim_lost(mine)
 
 
 def test_closed_memory_can_be_looked_at(tracker: LeaseTracker, memory: WorkerMemory) -> None:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmq.errors import RMQError, StorageError, Unavailable
 from rmq.kernel.core.keys import SlotKeys, wake_channel
+from rmq.kernel.delivery.claim import Claim
+from rmq.kernel.delivery.inner_delivery import BatchOrigin, InnerDelivery
 from rmq.worker.heartbeat import renewer as module
 from rmq.worker.heartbeat.leases import WorkerMemory
 from rmq.worker.heartbeat.memory import LEASE_WORDS, NUMBER_SHIFT, SLOTS_MAX
@@ -65,6 +68,15 @@ class Scene:
         shared.words[shared.leases_at + place * LEASE_WORDS] = number << NUMBER_SHIFT | held
         shared.words[shared.topics_at + topic * 2] = SLOTS_MAX
         return place
+
+    def delivery(self, place: int, id: bytes = bytes(16), claim: bytes = b"") -> InnerDelivery:
+        lease: Any = SimpleNamespace(lease_index=place)
+        made = InnerDelivery(BatchOrigin(keys(0, 0), 1, 16, 0.0, lease), id, 0.0, b"", 1, None)
+        if claim:
+            name, _, owner = claim.partition(b" ")
+            made.claim = Claim(name, owner, LEASE_MS)
+            self.memory.add_claim(made, place)
+        return made
 
     def beat(self, *replies: Any) -> float:
         # A number is the reply of lease_renew in a slot without requests to cancel.
@@ -175,8 +187,8 @@ def test_a_renewal_without_an_answer_is_tried_again_soon(scene: Scene) -> None:
 
 def test_claims_are_renewed_every_third_and_lost_ones_noted(scene: Scene) -> None:
     memory = scene.memory
-    first = memory.add_claim(5, b"shop:1", b"me")
-    second = memory.add_claim(SLOTS_MAX + 6, b"shop:2", b"you")
+    first = scene.delivery(5, claim=b"shop:1 me")
+    second = scene.delivery(SLOTS_MAX + 6, claim=b"shop:2 you")
 
     scene.beat(b"1", b"0")
 
@@ -184,19 +196,16 @@ def test_claims_are_renewed_every_third_and_lost_ones_noted(scene: Scene) -> Non
         ("renew", keys(0, 5).claim_stem + b"shop:1", [LEASE_MS + 1000, b"me"]),
         ("renew", keys(1, 6).claim_stem + b"shop:2", [7000, b"you"]),
     ]
-    assert not memory.is_claim_lost(*first)
-    assert memory.is_claim_lost(*second)
+    assert not memory.is_claim_lost(first)
+    assert memory.is_claim_lost(second)
     scene.beat()
 
 
 def test_what_a_dead_worker_had_not_begun_is_released(scene: Scene) -> None:
-    memory = scene.memory
     place = scene.lease(0, 7, 41, held=5)
     scene.lease(1, 2, 42, held=0)
-    memory.add_begun(place, b"0123456789abcdef")
-    begun = memory.add_claim(5, b"shop:1", b"me")
-    memory.begin_claim(*begun)
-    memory.add_claim(5, b"shop:2", b"you")
+    scene.memory.begin(scene.delivery(place, b"0123456789abcdef", b"shop:1 me"))
+    scene.delivery(place, claim=b"shop:2 you")
 
     scene.answers.replies = [b"1", PAGE, 3, 0]
     scene.heartbeat.release_not_begun()
@@ -204,7 +213,7 @@ def test_what_a_dead_worker_had_not_begun_is_released(scene: Scene) -> None:
     wake = [wake_channel("rmq", f"topic{number}") for number in range(2)]
     begun_members = [b"", wake[0], 7, 41, PAGE, b"01234567bcdef"]
     assert scene.answers.calls == [
-        ("unclaim", keys(0, 5).claim_stem + b"shop:2", [b"you"]),
+        ("unclaim", keys(0, 7).claim_stem + b"shop:2", [b"you"]),
         *[("lease_release", keys(0, 7).records, begun_members)] * 2,
         ("lease_release", keys(1, 2).records, [b"", wake[1], 2, 42, PAGE]),
     ]

@@ -33,7 +33,7 @@ class Scene(PrefetchLimit):
 
 def run(scene: Scene, clock: Clock, seconds: float, count: int = 1) -> None:
     for _ in range(count):
-        scene.times.begin("run")
+        scene.times.running["run"] = clock.now
         clock.now += seconds
         scene.times.end("run")
 
@@ -70,7 +70,7 @@ def test_it_follows_when_handlers_become_slow(clock: Clock) -> None:
     run(limit, clock, 0.001, 100)
     assert limit.in_flight_limit() == 2
 
-    limit.times.begin("slow")
+    limit.times.running["slow"] = clock.now
     clock.now += AHEAD_S + 0.01  # it has not ended, and nothing else can begin
 
     assert limit.in_flight_limit() == 1
@@ -78,10 +78,10 @@ def test_it_follows_when_handlers_become_slow(clock: Clock) -> None:
 
 def test_what_waits_is_better_in_redis_once_nothing_has_moved_for_a_second(clock: Clock) -> None:
     limit = Scene(2, 1, 4, False)
-    limit.times.begin("a")
+    limit.times.running["a"] = clock.now
     clock.now += STALLED_S + 1
     assert not limit.is_stalled()  # the other hand is free
-    limit.times.begin("b")
+    limit.times.running["b"] = clock.now
     clock.now += STALLED_S - 0.1
     assert not limit.is_stalled()
     clock.now += 0.2
@@ -95,8 +95,8 @@ def test_a_chosen_prefetch_stays_whatever_handlers_take(clock: Clock) -> None:
     limit = Scene(2, 1, 50, True)
     assert limit.in_flight_limit() == 50
     run(limit, clock, 60)
-    limit.times.begin("a")
-    limit.times.begin("b")
+    limit.times.running["a"] = clock.now
+    limit.times.running["b"] = clock.now
     clock.now += 600
 
     assert limit.in_flight_limit() == 50

@@ -113,9 +113,9 @@ def test_one_without_a_retry_left_waits_for_what_runs_but_not_for_what_has_run_f
     suspects, here, there = PoisonSuspects(), RunTimes(4), RunTimes(4)
     suspects.watch(here.running)
     suspects.watch(there.running)
-    there.begin("hangs")
+    there.running["hangs"] = clock.now
     clock.now += ALONE_S
-    here.begin("fresh")
+    here.running["fresh"] = clock.now
     assert suspects.begin("last", 4, is_last=True)
     assert not suspects.is_quiet()
 
@@ -132,7 +132,7 @@ def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
     suspects.watch(times.running)
     assert suspects.begin("last", 4, is_last=True)
     clock.now += ALONE_S - 1
-    times.begin("fresh")
+    times.running["fresh"] = clock.now
     assert not suspects.is_quiet()
     clock.now += 1
     assert suspects.is_quiet()
