@@ -13,13 +13,13 @@ Follow-ups have no merge key, and no large body apart from their record.
 --- @include "lib/scores/score_ranges"
 
 -- Stop the script if a follow-up cannot be stored, because later checks come after writes.
+-- `head`: the head of its record
 --- @inline
-local function check_follow_up(message)
-  if #message < MEMBER + HEAD then
+local function check_head(head)
+  if #head ~= HEAD then
     fail('ARG', 'message')
   end
-  local first_byte, a, b, c = string.byte(message, MEMBER + 1, MEMBER + HEAD)
-  local priority = a * 65536 + b * 256 + c
+  local first_byte, priority = split_head(head)
   if first_byte % HEADERS >= MERGES then
     fail('ARG', 'flags') -- it merges, or has a large body
   end
@@ -35,6 +35,7 @@ end
 --   n: number of deliveries
 local function given_follow_ups(from, n)
   local numbers, at, given, seen, i = ARGV[from] or '', from + 1, {}, {}, 0
+  local last_head = nil -- of the last follow-up; most follow-ups of a call have the same
   while at <= #ARGV do
     local target, messages, deliveries = ARGV[at], {}, {}
     local count = whole_number(ARGV[at + 1] or '', 1, MOST, 'follow-ups')
@@ -49,7 +50,11 @@ local function given_follow_ups(from, n)
       if delivery < 1 or delivery > n then
         fail('ARG', 'delivery')
       end
-      check_follow_up(message)
+      local head = string.sub(message, MEMBER + 1, MEMBER + HEAD)
+      if head ~= last_head then
+        check_head(head)
+        last_head = head
+      end
       messages[m], deliveries[m] = message, delivery
     end
     given[#given + 1] = { target = target, messages = messages, deliveries = deliveries }
@@ -64,6 +69,9 @@ end
 -- Return by target the follow-ups whose deliveries have a letter of their call.
 --   letters: a letter for each delivery
 local function of_deliveries(given, letters, letter)
+  if not string.find(letters, '[^' .. letter .. ']') then
+    return given
+  end
   local kept, wanted = {}, string.byte(letter)
   for i = 1, #given do
     local messages, deliveries, m = {}, given[i].deliveries, 0

@@ -42,15 +42,17 @@ local function add_pending(given, last_number, now, now_us, mark, hold_ms)
   local number = math.max(tonumber(last_number or 0) + 1, now_us)
   local claim_until = string.format('%.0f', now + hold_ms)
   local entries, e, texts = {}, 0, { number_text(number), claim_until }
+  local ready_digits = {} -- the last two digits of a number as text
   for i = 1, #given do
     local target, messages, stem = given[i].target, given[i].messages, nil
     for m = 1, #messages do
-      local last_six = number % LAST_SIX -- the other digits seldom change
-      if m == 1 or last_six == 0 then
-        stem = target .. ':' .. string.sub(number_text(number), 1, NUMBER_DIGITS - 6)
+      local last_two = number % 100 -- the other digits seldom change
+      if m == 1 or last_two == 0 then
+        stem = target .. ':' .. string.sub(number_text(number), 1, NUMBER_DIGITS - 2)
       end
+      ready_digits[last_two] = ready_digits[last_two] or string.format('%02d', last_two)
       entries[e + 1] = '0'
-      entries[e + 2] = stem .. string.format('%06d', last_six) .. mark .. messages[m]
+      entries[e + 2] = stem .. ready_digits[last_two] .. mark .. messages[m]
       e, number = e + 2, number + 1
     end
     local score = redis.call('ZSCORE', targets, target)

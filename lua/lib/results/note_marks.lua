@@ -6,7 +6,8 @@
 local function note_marks(new_records)
   --- @include "lib/results/keep_mark"
   for i = 2, #new_records, 2 do
-    if keep_of(new_records[i]) then
+    local record = new_records[i]
+    if string.find(record, KEEP_HEADER, 1, true) and keep_of(record) then -- find is cheap
       redis.call('HSET', slot, 'outcomes', 1)
       return true
     end
