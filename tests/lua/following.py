@@ -24,9 +24,11 @@ class FollowUp(NamedTuple):
 
 def by_target(follow_ups: Iterable[FollowUp]) -> ByTarget:
     """Follow-ups as the commands take them."""
-    given: dict[str, list[tuple[int, bytes]]] = {}
+    given: dict[str, tuple[list[int], list[bytes]]] = {}
     for delivery, target, message in follow_ups:
-        given.setdefault(target, []).append((delivery, message))
+        positions, messages = given.setdefault(target, ([], []))
+        positions.append(delivery)
+        messages.append(message)
     return given
 
 

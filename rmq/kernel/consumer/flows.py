@@ -49,7 +49,6 @@ from rmq.kernel.delivery.inner_delivery import (
     InnerDelivery,
     SharedLeases,
 )
-from rmq.kernel.follow_ups.encode import EncodedFollowUp
 from rmq.kernel.follow_ups.flows import FollowUps, send_copies
 from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
@@ -485,7 +484,7 @@ class ConsumerFlows:
         deliveries: Iterable[InnerDelivery],
         reason: failure.Error,
         kind: str = "r",
-        then: Sequence[EncodedFollowUp] = (),
+        then: Any = (),  # a FollowUpList
     ) -> Flow[list[InnerDelivery]]:
         """Make deliveries dead letters, and store the given follow-ups for each of them.
 

@@ -35,11 +35,11 @@ def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[A
     """
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
-        return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because a single ack must be fast
+        return [b"1", b"1", repr(first), b"%d" % number]  # bytes, because an ack must be fast
     if numbers == list(range(number, number + count)) and receipts == [
         first + step / DELIVERY_CYCLE for step in range(count)
     ]:
-        return [1, count, repr(first), number]
+        return [b"1", b"%d" % count, repr(first), b"%d" % number]
     starts = [
         at
         for at in range(count)
@@ -47,9 +47,9 @@ def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[A
         or numbers[at] != numbers[at - 1] + 1
         or receipts[at] != receipts[at - 1] + 1 / DELIVERY_CYCLE
     ]
-    runs: list[Any] = [len(starts)]
+    runs: list[Any] = [b"%d" % len(starts)]
     for at, end in zip(starts, [*starts[1:], count], strict=True):
-        runs += (end - at, repr(receipts[at]), numbers[at])
+        runs += (b"%d" % (end - at), repr(receipts[at]), b"%d" % numbers[at])
     return runs
 
 

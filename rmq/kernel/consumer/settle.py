@@ -26,7 +26,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.follow_ups import scripts as follow_up_scripts
-from rmq.kernel.follow_ups.encode import EncodedFollowUp
+from rmq.kernel.follow_ups.encode import FollowUpList
 from rmq.kernel.follow_ups.flows import StoredFollowUps
 from rmq.kernel.follow_ups.scripts import AckThenReply, ByTarget
 from rmq.kernel.topic.context import TopicContext
@@ -335,14 +335,17 @@ class Settling(Generic[T]):
 def _follow_ups_of(
     keys: SlotKeys,
     positions: Sequence[int],
-    follow_ups: Sequence[Sequence[EncodedFollowUp]],
+    follow_ups: Sequence[FollowUpList],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
     """Group the follow-ups of one call by target topic. Also return a function for the reply."""
-    given: dict[str, list[tuple[int, bytes]]] = {}
+    given: dict[str, tuple[list[int], list[bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
-        for each in follow_ups[position]:
-            given.setdefault(each.target, []).append((n, each.message))
+        parts = iter(follow_ups[position])
+        for target in parts:
+            places, messages = given.get(target) or given.setdefault(target, ([], []))
+            places.append(n)
+            messages.append(next(parts))
 
     def note(reply: AckThenReply) -> str:
         if given:
@@ -352,11 +355,12 @@ def _follow_ups_of(
     return given, note
 
 
-def _most_with(follow_ups: Sequence[Sequence[EncodedFollowUp]], most: int) -> int:
+def _most_with(follow_ups: Sequence[FollowUpList], most: int) -> int:
     """Return the largest number of deliveries in one call for these follow-ups."""
-    sizes = [sum([one.size for one in each]) for each in follow_ups]
-    if sum(map(len, follow_ups)) > BATCH_MAX or sum(sizes) > CALL_BYTES:
-        most = min(most, BATCH_MAX // max(map(len, follow_ups)), CALL_BYTES // max(sizes))
+    sizes = [each.size if each else 0 for each in follow_ups]
+    counts = [len(each) // 2 for each in follow_ups]
+    if sum(counts) > BATCH_MAX or sum(sizes) > CALL_BYTES:
+        most = min(most, BATCH_MAX // max(counts), CALL_BYTES // max(sizes))
     return max(1, most)
 
 
@@ -365,7 +369,7 @@ def ack(
     leases: Leases,
     extra: ExtraCommands | None = None,
     results: Sequence[bytes] = (),
-    follow_ups: Sequence[Sequence[EncodedFollowUp]] = (),
+    follow_ups: Sequence[FollowUpList] = (),
     note_stored: Callable[[StoredFollowUps], object] = bool,
 ) -> Settling[str]:
     """Settle deliveries as done, and store their results and follow-ups.
@@ -431,7 +435,7 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
     extra: ExtraCommands | None = None,
-    follow_ups: Sequence[Sequence[EncodedFollowUp]] = (),
+    follow_ups: Sequence[FollowUpList] = (),
     note_stored: Callable[[StoredFollowUps], object] = bool,
 ) -> Settling[str]:
     """Make deliveries dead letters, and store their follow-ups.

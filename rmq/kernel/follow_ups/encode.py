@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -37,11 +37,6 @@ class EncodedFollowUp(NamedTuple):
     target: str
     message: bytes  # member, head, and the rest of the record
     reference: Reference | None = None  # its body, if that is in a store
-
-    @property
-    def size(self) -> int:
-        """Number of bytes that the follow-up adds to a call of Redis."""
-        return producer.RECORD_BYTES + len(self.message)
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
@@ -138,15 +133,15 @@ def encode_plain(
     head, body = producer.encode_plain(target.codec, settings, out)
     slot = _slot_in(target, delivery)
     id, member = ids.make_one(slot, target.check)
-    message = b"%b%c%b%b%b" % (
-        member, head[0] | record.HEADERS, head[1:], _depth_header(depth), body,
-    )  # fmt: skip
+    message = b"%b%b%b" % (member, _start_of(head, depth), body)
     return EncodedFollowUp(id, slot_name(target.name, slot), message)
 
 
 @lru_cache(1024)
-def _depth_header(depth: int) -> bytes:
-    return record.length_prefixed(msgpack.packb({DEPTH_MARK: str(depth)}))
+def _start_of(head: bytes, depth: int) -> bytes:
+    """Return the head and the headers of a follow-up without options."""
+    headers = record.length_prefixed(msgpack.packb({DEPTH_MARK: str(depth)}))
+    return bytes((head[0] | record.HEADERS,)) + head[1:] + headers
 
 
 def _slot_in(target: TopicContext, delivery: InnerDelivery) -> int:
@@ -189,32 +184,40 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flo
     return EncodedFollowUp(id, slot_name(target.name, slot), text, found and found[0])
 
 
-class FollowUpList(list[EncodedFollowUp]):
-    """The encoded follow-ups of a delivery.
+class FollowUpList(list[Any]):
+    """The follow-ups of a delivery: the target slot and the message of each follow-up, in turn.
+
+    Long lists of small objects make the garbage collector slow, so a follow-up is no object here.
 
     Attributes:
-        size: Number of bytes that the follow-ups add to a call of Redis.
+        size: Number of bytes that the follow-ups take in a call.
+        references: Bodies of the follow-ups that are in a store.
     """
 
-    __slots__ = ("size",)
+    __slots__ = ("references", "size")
 
-    def __init__(self, follow_ups: Iterable[EncodedFollowUp] = (), size: int = 0) -> None:
-        super().__init__(follow_ups)
-        self.size = size
+    size: int
+    references: tuple[Reference, ...]
 
     def plus(self, follow_up: EncodedFollowUp) -> FollowUpList:
-        """Return a new list with one more follow-up, and leave this list unchanged.
+        """Return a list with one more follow-up. This list stays as it is.
 
         Raises:
             InvalidValue: The list would have more follow-ups, or more bytes, than one ack can
                 store.
         """
-        count, size = len(self) + 1, self.size + follow_up.size
-        if count > BATCH_MAX or size > CALL_BYTES:
+        _, target, message, reference = follow_up
+        more = FollowUpList(self)
+        more += target, message
+        more.size = size = self.size + producer.RECORD_BYTES + len(message)
+        more.references = self.references if reference is None else (*self.references, reference)
+        if len(more) > 2 * BATCH_MAX or size > CALL_BYTES:
             raise InvalidValue(
-                f"then: {count} follow-ups of {size} bytes for one delivery; an ack takes at most "
-                f"{BATCH_MAX} follow-ups of {CALL_BYTES} bytes in all"
+                f"then: {len(more) // 2} follow-ups of {size} bytes for one delivery; an ack takes "
+                f"at most {BATCH_MAX} follow-ups of {CALL_BYTES} bytes in all"
             )
-        more = FollowUpList(self, size)
-        more.append(follow_up)
         return more
+
+
+NO_FOLLOW_UPS = FollowUpList()
+NO_FOLLOW_UPS.size, NO_FOLLOW_UPS.references = 0, ()

@@ -39,6 +39,7 @@ from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.follow_ups import copies, scripts
 from rmq.kernel.follow_ups.copies import is_copy
 from rmq.kernel.follow_ups.encode import (
+    NO_FOLLOW_UPS,
     EncodedFollowUp,
     FollowUpList,
     encode,
@@ -46,6 +47,7 @@ from rmq.kernel.follow_ups.encode import (
     target_of,
 )
 from rmq.kernel.follow_ups.scripts import (
+    DIGITS,
     ENTRY_BYTES,
     AckThenReply,
     ByTarget,
@@ -98,7 +100,10 @@ class StoredFollowUps(NamedTuple):
         by_target = {}
         letters, number = self.reply.letters, self.reply.number
         for target in self.reply.targets:
-            messages = [text for n, text in self.follow_ups[target] if letters[n - 1] in "1d"]
+            places, messages = self.follow_ups[target]
+            if "0" in letters or "c" in letters:
+                pairs = zip(places, messages, strict=True)
+                messages = [message for n, message in pairs if letters[n - 1] in "1d"]
             by_target[target] = list(map(entry_of, range(number, number + len(messages)), messages))
             number += len(messages)
         return by_target
@@ -174,7 +179,7 @@ class FollowUps:
         Raises:
             Reject: The chain of follow-ups is too long.
         """
-        follow_ups = FollowUpList()
+        follow_ups = NO_FOLLOW_UPS
         for topic, out in with_topics(then, self._context.name):
             follow_ups = follow_ups.plus((yield from encode(self._context, delivery, topic, out)))
         return follow_ups
@@ -182,8 +187,8 @@ class FollowUps:
     def remove_objects(self, unsent: Iterable[InnerDelivery]) -> Flow[None]:
         """Remove stored bodies of follow-ups whose deliveries can no longer be acked."""
         ended = [delivery for delivery in unsent if delivery.state != OPEN]
-        follow_ups = [each for delivery in ended for each in delivery.follow_ups]
-        references = [each.reference for each in follow_ups if each.reference is not None]
+        lists = [delivery.follow_ups for delivery in ended if delivery.follow_ups]
+        references = [reference for each in lists for reference in each.references]
         yield from offloading.remove(references)
 
     def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
@@ -202,8 +207,7 @@ class FollowUps:
 
 
 def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
-    earlier = delivery.follow_ups or FollowUpList()
-    delivery.follow_ups = earlier.plus(follow_up)
+    delivery.follow_ups = (delivery.follow_ups or NO_FOLLOW_UPS).plus(follow_up)
     return follow_up.id
 
 
@@ -372,7 +376,8 @@ def _attempt(
     name, index = topic_and_index(target)
     other, _ = target_of(context, name)
     are_copies = is_copy(entries[0])
-    run = list(takewhile(lambda entry: is_copy(entry) == are_copies, entries))
+    kind = entries[0][DIGITS]
+    run = list(takewhile(lambda entry: entry[DIGITS] == kind, entries))
     reason = "the topic does not exist"
     for is_last in (False, True):
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from rmq.kernel.core import record, sequence
@@ -22,9 +23,9 @@ from rmq.kernel.transport.lua import script_loader
 
 T = TypeVar("T")
 
-# By the name of their target slot: the follow-ups of a call, each with the position of its
-# delivery, from 1. A message is member, head, and the rest of the record.
-ByTarget = Mapping[str, Sequence[tuple[int, bytes]]]
+# By the name of their target slot: the positions of the deliveries of a call, from 1, and their
+# follow-ups. A follow-up is member, head, and the rest of the record.
+ByTarget = Mapping[str, tuple[Sequence[int], Sequence[bytes]]]
 # A pending follow-up: stored together with the ack, but not yet in its own topic. It is the number
 # in 16 digits, a colon, and the message. A copy of a dead letter has COPY in place of the colon,
 # then the letter of the reason, the member, and the whole record.
@@ -69,10 +70,10 @@ def args_of(follow_ups: ByTarget) -> list[Any]:
     """Encode follow-ups as arguments of a script."""
     if not follow_ups:
         return []
-    positions = [position for given in follow_ups.values() for position, _ in given]
+    positions = [position for given, _ in follow_ups.values() for position in given]
     args: list[Any] = [struct.pack(f">{len(positions)}H", *positions)]
-    for target, given in follow_ups.items():
-        args += [target, len(given), *(message for _, message in given)]
+    for target, (_, messages) in follow_ups.items():
+        args += [target, b"%d" % len(messages), *messages]
     return args
 
 
@@ -119,6 +120,7 @@ class Refused(NamedTuple):
     failure: bytes
 
 
+@lru_cache(4096)
 def slot_name(topic: str, index: int) -> str:
     """Return the name by which scripts refer to the target slot of a follow-up."""
     return f"{topic}:{index}"
@@ -174,8 +176,8 @@ def ack_then(
             keys.results, keys.keeping,
         ),
         [
-            clock.now_us, session.call, context.channel, keys.index, *runs, *members_of(ids),
-            len(results), *results, *place, *args_of(follow_ups),
+            clock.now_us, session.call, context.channel, b"%d" % keys.index, *runs,
+            *members_of(ids), b"%d" % len(results), *results, *place, *args_of(follow_ups),
         ],
         lambda reply: read(read_reply(reply)),
     )  # fmt: skip
@@ -195,7 +197,7 @@ def pending_send(
             keys.merge, keys.audit, keys.bodies, keys.prepare, keys.results, keys.keeping,
         ),
         [
-            clock.now_us, context.channel, keys.index, keys.created, source, *entries,
+            clock.now_us, context.channel, b"%d" % keys.index, keys.created, source, *entries,
         ],
         lambda reply: SendReply(reply[0], reply[1].decode(), reply[2], reply[3].decode()),
     )  # fmt: skip
