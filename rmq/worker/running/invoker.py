@@ -51,7 +51,7 @@ class AsyncInvoker(InvokerBase):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.run: AsyncRun = self._run if self.claims is None else self._run_claimed
+        self.run: AsyncRun = self._run if self.handler.claims is None else self._run_claimed
 
     async def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)

@@ -39,7 +39,7 @@ class PlainInvoker(InvokerBase):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.run: Run = self._run if self.claims is None else self._run_claimed
+        self.run: Run = self._run if self.handler.claims is None else self._run_claimed
 
     def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)
