@@ -185,6 +185,24 @@ OFFLOADED: dict[str, list[Change]] = {
     ],
 }
 
+_LEAVES = ("if steps then", "if false then")
+# Hunted by the machine of steps.
+STEPS: dict[str, list[Change]] = {
+    "a step without a lease": [
+        ("step", "if not score or tonumber(score) ~= receipt then", "if false then")
+    ],
+    "a step that is done begins again": [
+        ("step", "if state == 'b' and (earlier == 'd' or earlier == 'l') then", "if false then")
+    ],
+    "an ack leaves its steps": [("ack", *_LEAVES)],
+    "a cancel leaves its steps": [("cancel", *_LEAVES)],
+    "a purge leaves its steps": [("trash", *_LEAVES)],
+    "a redrive drops the steps": [("redrive", "if steps and ARGV[6] == '1'", "if steps")],
+    "a cursor replaces the first step": [
+        ("step", "if string.sub(entry, at + 2, at + 1 + size) == name", "if true")
+    ],
+}
+
 
 def offload(patch: pytest.MonkeyPatch) -> None:
     """Let the scripts take the JSON of the machine for references to objects in a store.

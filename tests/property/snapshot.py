@@ -12,6 +12,7 @@ from rmq.kernel.core.ids import ids_of
 from rmq.kernel.core.keys import TYPES, SlotKeys, topic_key, topics_key
 
 PLACES = ("store", "prepare", "dead")
+STEPS_NAME = 14  # bytes of the name of steps in `bodies`: a member and `s`
 
 
 class Violation(AssertionError):
@@ -48,6 +49,11 @@ class Look:
             for name in list(self.bodies)
             if name.startswith(b"gone:")
         }
+        self.steps = {
+            keys.id_of(name[:-1]): self.bodies.pop(name)
+            for name in list(self.bodies)
+            if len(name) == STEPS_NAME and name.endswith(b"s")
+        }
         self.references = {
             id: record.read(entry).body[1:]
             for id, entry in self.records.items()
@@ -77,7 +83,7 @@ class Look:
         """All of it but the answers kept for replay, for "this changed nothing"."""
         return (
             self.store, self.prepare, self.dead, self.records, self.failures, self.merge, self.slot,
-            self.settled, self.bodies, self.tombstones,
+            self.settled, self.bodies, self.tombstones, self.steps,
         )  # fmt: skip
 
 
@@ -118,8 +124,13 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
     lost, unused = seen.referred - set(seen.bodies), set(seen.bodies) - seen.referred
     claim(not lost, f"slot {slot}: {len(lost)} records without their large bodies")
     claim(not unused, f"slot {slot}: {len(unused)} large bodies of nobody")
-    counted = int(seen.slot.get(b"large", 0))
-    claim(counted == len(seen.referred), f"slot {slot}: {counted} large of {len(seen.referred)}")
+    claim(set(seen.steps) <= live, f"slot {slot}: steps of nobody")
+    for field, wanted in (
+        (b"steps", len(seen.steps)),
+        (b"large", len(seen.steps) + len(seen.referred)),
+    ):
+        counted = int(seen.slot.get(field, 0))
+        claim(counted == wanted, f"slot {slot}: {counted} {field.decode()} of {wanted}")
     claim(set(seen.failures) <= live, f"slot {slot}: a failure of nobody")
     claim(seen.requests <= set(seen.prepare), f"slot {slot}: a request for what is not in flight")
     counted = int(seen.slot.get(b"cancelling", 0))

@@ -90,7 +90,7 @@ def test_the_machine_catches_every_mutant(ours: Server, monkeypatch: pytest.Monk
     assert set(caught) == set(every), f"not caught: {set(every) - set(caught)}"
 
 
-def hunt(run: type[Grouped]) -> None:
+def hunt(run: type[Grouped] | type[Machine]) -> None:
     for number in range(ROUNDS):
         seed(number)(run)
         run_state_machine_as_test(run, settings=HUNT)
