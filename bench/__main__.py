@@ -36,6 +36,7 @@ from bench.outcomes import results
 from bench.peers.catalogue import PEERS
 from bench.peers.run import ROUNDS as PEERS_ROUNDS, peers
 from bench.peers.show import show as show_peers
+from bench.steps import steps
 from bench.worker import worker
 from tests.servers import Server, engines
 
@@ -56,6 +57,7 @@ PARTS: dict[str, Part] = {
     "follow-ups": follow_ups,
     "cancels": cancels,
     "results": results,
+    "steps": steps,
     "ledger": ledger,
     "outbox": outbox,
     "cluster": cluster,
