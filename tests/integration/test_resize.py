@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -185,6 +186,71 @@ def test_id_that_was_kept_is_sent_once_before_and_after(api: Any, name: str) -> 
     assert topic.send("second", id=kept[1], slot_basis=key).id == kept[1]
     assert drain(topic) == ["first", "second"]
     assert topic.send("second", id=kept[1], slot_basis=key).status == "duplicate"
+
+
+# What a client does with a message of another client, and the answer.
+CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], Any]] = {
+    "get": (lambda api, topic, sent: topic.get(sent.id).id == sent.id, True),
+    "result": (lambda api, topic, sent: topic.results([sent.id])[0].place, "waiting"),
+    "cancel": (lambda api, topic, sent: topic.cancel(sent.id), "cancelled"),
+    "reschedule": (lambda api, topic, sent: topic.reschedule(sent.id, delay=9), "rescheduled"),
+    "priority": (lambda api, topic, sent: topic.set_priority(sent.id, 70), "changed"),
+    "send": (lambda api, topic, sent: topic.send(1, id=sent.id).status, "duplicate"),
+    "send many": (
+        lambda api, topic, sent: [
+            each.status
+            for each in topic.send_many(rmq.Outgoing(1, id=id) for id in (topic.new_id(), sent.id))
+        ],
+        ["stored", "duplicate"],
+    ),
+}
+
+
+@both_clients
+@pytest.mark.parametrize("call", CALLS)
+def test_ids_of_new_slots_are_accepted_by_clients_that_opened_the_topic_before(
+    api: Any, server: Server, name: str, call: str
+) -> None:
+    topic = api.topic(name, slots=1)
+    topic.send("old")
+    with rmq.Client(server.url) as other:
+        other.admin.topic_resize(name, 4, wait=False)
+        sent = other.topic(name).send(1, slot_basis=basis_of(3, 4))
+    assert sent.slot == 3
+
+    do, answer = CALLS[call]
+    assert do(api, topic, sent) == answer
+
+
+def test_receipts_of_new_slots_are_acked_by_clients_that_opened_the_topic_before(
+    api: Any, server: Server, name: str
+) -> None:
+    topic = api.topic(name, slots=1)
+    topic.open()
+    with rmq.Client(server.url) as other:
+        other.admin.topic_resize(name, 4)
+        theirs = other.topic(name)
+        theirs.send(1, slot_basis=basis_of(3, 4))
+        with theirs.consumer() as holding, topic.consumer() as consumer:
+            (delivery,) = holding.receive()
+            assert delivery.id.slot == 3
+            assert consumer.ack_receipts([delivery.receipt]) == []
+    assert api.admin.stats(name)["settled"] == 1
+
+
+def test_id_of_a_slot_that_no_resize_has_added_is_refused(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=1)
+    id = topic.send(1).id
+    body = int.from_bytes(id, "big")
+    wrong = next(
+        each
+        for shift in range(128)
+        if (each := rmq.MessageId((body ^ 1 << shift).to_bytes(16, "big"))).slot == 1
+    )
+
+    for call in (topic.get, topic.cancel, lambda id: topic.send(1, id=id)):
+        with pytest.raises(rmq.InvalidValue, match="is of slot 1"):
+            call(wrong)
 
 
 def test_claim_keeps_its_slot(api: Any, server: Server, name: str) -> None:

@@ -48,7 +48,8 @@ FILES = sorted(
 # A rollback that only ends cancelled messages is followed by another look: 1 line.
 # The rules of simultaneous callers are apart from the threads and tasks that wait: 10 lines.
 # Durable steps: 395 lines and 2 files.
-LIMITS = {"lines": 49_943, "files": 439, "private": 76}
+# Ids of slots that a resize has added, in clients that opened the topic before: 34 lines.
+LIMITS = {"lines": 49_977, "files": 439, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

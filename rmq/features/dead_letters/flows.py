@@ -142,6 +142,7 @@ def _matching(
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
+        yield from opening.follow_ids(context, wanted.ids)
         for id in wanted.ids:
             message_id = context.check_id(id)
             member = yield topic_scripts.get(context.slots[message_id.slot], message_id)

@@ -215,6 +215,7 @@ def page(
     scan = check_int(scan, "scan", 1, 1_000_000)
     yield from opening.ensure_open(context, create=False)
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
+    yield from opening.follow_ids(context, (str(cursor).partition("-")[2],))
     reader = Reader(context, position_of(context, cursor))
     members: list[QueueMember] = []
     last: QueueMember | None = None

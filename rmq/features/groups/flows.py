@@ -85,6 +85,7 @@ def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | 
     """
     yield from _open(context)
     check_group(name)
+    yield from opening.follow_ids(context, (id,))
     message_id = None if id is None else context.check_id(id)
     slots = _slots(context, name) if message_id is None else [context.slots[message_id.slot]]
     pages = yield from pipeline([scripts.groups(keys, name=name, id=message_id) for keys in slots])

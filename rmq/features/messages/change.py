@@ -29,8 +29,7 @@ def cancel(context: TopicContext, id: Id | Receipt, running: bool = False) -> Fl
         if not running:
             raise InvalidValue("id: a receipt names a delivery; pass running=True, or the id")
         receipt, id = id.score, id.id
-    yield from opening.ensure_open(context, create=False)
-    message_id = context.check_id(id)
+    message_id = yield from opening.open_for(context, id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
         status: CancelStatus = yield scripts.cancel(
@@ -49,8 +48,7 @@ def reschedule(
         due = duration_ms(delay, "delay", zero=True)
     else:
         due = check_due_ms(at, "at", clock.now_ms())
-    yield from opening.ensure_open(context, create=False)
-    message_id = context.check_id(id)
+    message_id = yield from opening.open_for(context, id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
         status, _ = yield scripts.reschedule(context, keys, session, message_id, due)
@@ -61,8 +59,7 @@ def reschedule(
 def set_priority(context: TopicContext, id: Id, priority: int) -> Flow[PriorityStatus]:
     """Give a waiting message another priority, behind all messages with this priority."""
     priority = check_priority(priority)
-    yield from opening.ensure_open(context, create=False)
-    message_id = context.check_id(id)
+    message_id = yield from opening.open_for(context, id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
         status: PriorityStatus = yield scripts.set_priority(keys, session, message_id, priority)

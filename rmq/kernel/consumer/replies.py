@@ -62,6 +62,7 @@ class ReceiptAcks:
                 letters |= dict(zip(call.receipts, answer, strict=True))
             self._unanswered.remove(call)
         unsettled = [receipt for receipt in receipts if receipt not in letters]
+        yield from opening.follow_ids(self._context, (receipt.id for receipt in unsettled))
         settling = settle.ack(self._context, Leases.of(map(self._lease, unsettled)))
         try:
             answer = yield from settling.run()

@@ -95,6 +95,7 @@ def encode(
     target, is_declared = target_of(context, name)
     if time.monotonic() >= target.current_until:
         yield from opening.ensure_open(target, create=is_declared)
+    yield from opening.follow_ids(target, (out.id,))
     out = replace(out, marks={**(out.marks or {}), DEPTH_MARK: str(depth)})
     hooks = context.hooks
     for awaitable in start_hooks(hooks.before_send, name, out):

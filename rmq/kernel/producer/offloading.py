@@ -37,6 +37,7 @@ def send(
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
     outs, objects = list(messages), dict[int, Object]()
+    yield from opening.follow_ids(context, (out.id for out in outs if isinstance(out, Outgoing)))
     for index, out in enumerate(outs):
         if isinstance(out, Outgoing) and out.merge_key is None:
             outs[index], found = set_apart(context, codec, out)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple, cast
 
 from rmq.errors import (
     InvalidType,
+    InvalidValue,
     NotDurable,
     OutcomeUnknown,
     QueueFull,
@@ -224,6 +225,7 @@ def _send_shared(
     (out,) = messages
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
+    yield from opening.follow_ids(context, (out.id,))
 
     def item() -> tuple[EncodedMessage, int]:
         message = encode(context, context.settings, out)
@@ -272,7 +274,13 @@ def _send(
         given = read = list[Outgoing]()
         messages = _remember(messages, read)
     call = partial(_call, until=time.monotonic() + wait_s)
-    results = yield from _send_once(context, messages, override, call)
+    try:
+        results = yield from _send_once(context, messages, override, call)
+    except InvalidValue:  # nothing was sent
+        if not (yield from opening.follow_ids(context, (out.id for out in given))):
+            raise
+        left = messages if given is messages else chain(tuple(given), messages)
+        results = yield from _send_once(context, left, override, call)
     for _ in range(opening.RESIZES_IN_CALL):
         if results.refusal is None:
             return results.complete()

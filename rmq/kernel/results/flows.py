@@ -45,6 +45,7 @@ def read(context: TopicContext, ids: Iterable[Id]) -> Flow[list[ResultState]]:
     """Read the states of messages. Return them in the order of the ids."""
     given = [check_id(context, id) for id in ids]
     yield from opening.ensure_open(context, create=False)
+    yield from opening.follow_ids(context, given)
     by_slot: dict[int, list[int]] = {}
     for position, id in enumerate(given):
         by_slot.setdefault(context.check_id(id).slot, []).append(position)

@@ -139,6 +139,14 @@ class TopicContext:
         self._is_open = self.is_ready = False
         self.current_until = 0.0
 
+    def may_have(self, value: object) -> bool:
+        """Return whether a value is the id of a slot that only a later resize can have added."""
+        try:
+            message_id = MessageId.parse(value)  # type: ignore[arg-type]
+        except InvalidValue:
+            return False
+        return message_id.check == self.check and message_id.slot >= len(self.slots)
+
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
         """Return a message id if it can belong to this topic.
 

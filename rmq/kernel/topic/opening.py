@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -30,6 +31,7 @@ from rmq.errors import (
 )
 from rmq.kernel.core import settings
 from rmq.kernel.core.dead_to import DeadTo
+from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import scripts
@@ -388,6 +390,36 @@ def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = F
             raise
         # The topic was resized between two steps.
         yield from _ensure_open(context, create, fails_fast)
+
+
+def open_for(context: TopicContext, id: Id) -> Flow[MessageId]:
+    """Open a topic that exists, if necessary. Return the checked id of one of its messages.
+
+    Raises:
+        InvalidValue: The id belongs to another topic, or to a slot that this topic does not have.
+    """
+    yield from ensure_open(context, create=False)
+    yield from follow_ids(context, (id,))
+    return context.check_id(id)
+
+
+def follow_ids(context: TopicContext, ids: Iterable[Id | None]) -> Flow[bool]:
+    """Read the settings of an open topic again if it seems to lack the slot of an id.
+
+    Another program may have resized the topic, and this client may have the id of a newer message.
+
+    Returns:
+        Whether the settings were read again.
+    """
+    if not any(id is not None and context.may_have(id) for id in ids):
+        return False
+    try:
+        yield from _follow(context)
+    except TopicVanished as error:
+        if not error.is_stamp:
+            raise
+        yield from _follow(context)  # the topic was resized between two steps
+    return True
 
 
 def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[None]:

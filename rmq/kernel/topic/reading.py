@@ -112,8 +112,7 @@ def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
 
 def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None]:
     """Return a message from any queue, or None if it is settled or never existed."""
-    yield from opening.ensure_open(context, create=False)
-    message_id = context.check_id(id)
+    message_id = yield from opening.open_for(context, id)
     member = yield scripts.get(context.slots[message_id.slot], message_id)
     if member is None:
         return None

@@ -128,6 +128,7 @@ def job_start(
     given = check_conditions(known, conditions)
     who = pause.who(by)
     yield from opening.ensure_open(context, create=False)
+    yield from opening.follow_ids(context, given.get("ids", ()))
     for id in given.get("ids", ()):
         context.check_id(id)
     if to is not None:

@@ -290,8 +290,10 @@ class _Runner:
             if is_forgotten and self.target is None:
                 letters = letters.replace("0", "1").replace("a", "r")
         accepted = [int(word) for word in fields.get("accepted", b"").split()]
+        wanted = Filter(**job.conditions)
+        yield from opening.follow_ids(self.context, wanted.ids or ())
         search = _Search(
-            self.context, Filter(**job.conditions), _queues_of(job.verb, job.running),
+            self.context, wanted, _queues_of(job.verb, job.running),
             job.began_ms, accepted, _Cursor.unpack(cursor), job.examined,
         )  # fmt: skip
         most = BATCH_MAX
@@ -404,6 +406,7 @@ def matches(
     now_ms = yield from server_ms("job_matches")
     accepted = yield from flows.accepted_by_slot(context)
     queues = _queues_of(known, running)[:2]
+    yield from opening.follow_ids(context, wanted.ids or ())
     search = _Search(context, wanted, queues, now_ms, accepted, _Cursor(), 0)
     count = 0
     while True:
