@@ -121,7 +121,8 @@ ROWS = (
         "topic is resized",
         "each message ends once, as succeeded or cancelled; a requested delivery is the last one"),
     Row("F39", "processes that handle messages with results die between any two steps, while "
-        "messages are cancelled and redriven, and Redis is killed",
+        "messages are cancelled, redriven and purged, Redis fails over, the topic is resized or "
+        "paused, and `rmq server` is killed",
         "no result contradicts the queue at any moment, and no result of an ended message changes"),
     Row("F40", "processes whose handlers have steps and cursors die or stand still between any two "
         "acts of a step, while Redis fails over, and the topic is resized or paused",

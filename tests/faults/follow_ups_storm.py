@@ -12,7 +12,9 @@ Redis fails:
 No failure of Redis loses an answered write, because the promise is "as long as Redis keeps its
 data": after a failover that lost an ack, its message is handled again and has other follow-ups.
 
-Each topic must have accepted each message of the chain once, at the end. The rules of `storm` hold:
+Each topic must have accepted each message of the chain once, at the end. With `dead_to`, messages
+die in each way: they are rejected, fail, lose their leases and expire, without any retry. Each dead
+letter must then have one copy, which names it. The rules of `storm` hold:
 messages are sent until all faults have come.
 """
 
@@ -25,25 +27,34 @@ import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import redis
 
 import rmq
 from tests.conftest import any_binary
 from tests.faults import groups_storm
-from tests.faults.follower import DYING, KINDS, TOPICS, Task, is_done, topics
+from tests.faults.follower import DYING, KINDS, TOPICS, Task, is_done, names, topics
 from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
 from tests.patience import wait_for
-from tests.sentinels import SERVICE, Sentinels
+from tests.sentinels import PATIENCE_S, SERVICE, Sentinels
 from tests.server.running import CONSTANTS
 from tests.servers import Server
 
 PLACES = ("one", "sentinel", "cluster")
 STEPS = ("prepare", "ack_then", "pending_send", "pending_settle", "ack")
-DYING_STEPS = ("prepare", "reject", "pending_send", "pending_settle")
-PROCESSES, AT_ONCE, PAUSE_S, END_S = 3, 20, 0.7, 300.0
+DYING_STEPS = {
+    "reject": ("prepare", "reject", "pending_send", "pending_settle"),
+    "dead_to": (
+        "prepare", "reject", "nack", "rollback_expired_leases", "pending_send", "pending_settle",
+    ),
+}  # fmt: skip
+EXPIRES_S, EXPIRING = 0.3, 7  # with `dead_to`, one of so many messages of the first topic expires
+PROCESSES, AT_ONCE, PAUSE_S, SLOW_S, END_S = 3, 20, 0.7, 0.5, 300.0
+ASK_S = 15.0  # between two requests for a failover
 # Constants of `rmq server`, in place of longer ones.
 SERVER = {
     "rmq.features.follow_ups.service:FollowUps.every_s": 0.5,
@@ -90,8 +101,22 @@ class Service:
         for server in self._sentinels.servers:
             if server is not master:
                 wait_for(lambda one=server: _received(one) >= sent, "a replica catches up")
-        with self._sentinels.sentinels[0].raw() as raw:
-            self._sentinels.fail_over(lambda _: raw.execute_command("SENTINEL FAILOVER", SERVICE))
+        asked_at = 0.0
+
+        def is_promoted() -> bool:
+            nonlocal asked_at
+            if self._sentinels.master is not master:
+                return True
+            if time.monotonic() > asked_at + ASK_S:  # on a busy machine, a failover may be given up
+                asked_at = time.monotonic()
+                with (
+                    suppress(redis.ResponseError),
+                    self._sentinels.sentinels[0].raw() as raw,
+                ):
+                    raw.execute_command("SENTINEL FAILOVER", SERVICE)
+            return False
+
+        wait_for(is_promoted, "another master", PATIENCE_S)
         master.kill()
         self._sentinels.settle()
         return "fail over"
@@ -117,6 +142,96 @@ def opened(kind: str) -> Iterator[Place]:
     else:
         with groups_storm.opened(kind == "cluster") as store:
             yield Store(store)
+
+
+class Hurts:
+    """Faults that come one after another, and a server of RMQ that lives until it is killed.
+
+    Args:
+        place: Redis.
+        client: for the calls.
+        names: of the topics that are paused and resized; the storm sends to the first one.
+        errors: makes the path of a file for the errors of a process.
+        rng: decides.
+        faults: of `redis`, `server`, `pause` and `resize`.
+    """
+
+    def __init__(
+        self, place: Place, client: rmq.Client, names: list[str], errors: Callable[[], Path],
+        rng: random.Random, faults: list[str],
+    ) -> None:  # fmt: skip
+        self.fired: Counter[str] = Counter()
+        self._place, self._client, self._names, self._rng = place, client, names, rng
+        self._errors = errors
+        self._faults = rng.sample(faults, len(faults))
+        self._at = 0.0
+        self._server: Forked | None = None
+        self._resume: list[tuple[float, Callable[[], object]]] = []
+
+    def start(self) -> None:
+        """Start the server, unless there are no faults.
+
+        It has no broken variants, so it would repair their faults.
+        """
+        if "server" in self._faults:
+            self._start_server()
+
+    def __bool__(self) -> bool:
+        """Whether faults are still to come, or to end."""
+        return bool(self._faults or self._resume)
+
+    def look(self) -> None:
+        """Do the next fault, and end the pauses that are over."""
+        for at, resume in list(self._resume):
+            if time.monotonic() > at:
+                resume()
+                self._resume.remove((at, resume))
+        if not self._faults or time.monotonic() < self._at:
+            return
+        fault = self._faults.pop()
+        word = getattr(self, f"_do_{fault}")() or fault
+        self.fired[word] += 1
+        self._at = time.monotonic() + self._rng.uniform(0.2, 1.5)
+
+    def end(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+
+    def _start_server(self) -> None:
+        words = ("server", "--url", self._place.url, "--listen", "127.0.0.1:0")
+        with self._errors().open("wb") as errors:
+            self._server = Forked(
+                "tests.server.command", *words, stdout=subprocess.DEVNULL, stderr=errors,
+                env={**os.environ, CONSTANTS: json.dumps(SERVER)},
+            )  # fmt: skip
+
+    def _do_redis(self) -> str:
+        return self._place.fail(self._rng)
+
+    def _do_server(self) -> None:
+        self.end()
+        self._start_server()
+
+    def _do_pause(self) -> str:
+        name, verb = self._rng.choice(self._names), self._rng.choice(("send", "receive"))
+        if name == self._names[0]:
+            verb = "receive"
+        self._client.admin.topic_pause(name, verb=verb)  # type: ignore[arg-type]
+        at = time.monotonic() + self._rng.uniform(0, PAUSE_S)
+        self._resume.append((at, lambda: self._client.admin.topic_resume(name, verb=verb)))
+        return f"pause {verb}"
+
+    def _do_resize(self) -> str:
+        name = self._rng.choice(self._names)
+        slots = self._client.admin.settings(name).slots
+        wider = self._rng.random() < 0.6 or slots == 1
+        try:
+            self._client.admin.topic_resize(name, slots * 2 if wider else 1, wait=False)
+        except rmq.InvalidValue:  # the first resize of this topic is not over
+            return "resize again"
+        return "resize"
 
 
 class Found(NamedTuple):
@@ -174,23 +289,21 @@ class Storm:
         self.place, self.folder, self.stem, self.rng = place, folder, stem, rng
         self._how, self._broken, self._at_once = how, broken, processes
         if deaths is None:
-            steps = DYING_STEPS if how in DYING else STEPS
+            steps = DYING_STEPS.get(how, STEPS)
             deaths = [(step, nth) for step in steps for nth in (0, rng.randint(1, 6))]
         self._deaths = rng.sample(deaths, len(deaths))
         faults = ["redis", "server", "pause", "resize"] * 2 if others else []
-        self._faults = rng.sample(faults, len(faults))
-        self._fault_at = 0.0
-        self.fired: Counter[str] = Counter()
         self.sent = 0
+        self._send_at = 0.0
         self._log = folder / "log"
         self._log.touch()
         self._processes = 0
         self._dying: list[Forked] = []
         self._living: list[Forked] = []
-        self._server: Forked | None = None
-        self._resume: list[tuple[float, Callable[[], object]]] = []
         self.client = rmq.Client(place.url, retry_for=30)
         self.chain = topics(self.client, stem, how)
+        self._hurts = Hurts(place, self.client, names(stem), self._errors, rng, faults)
+        self.fired = self._hurts.fired
 
     def run(self) -> Found:
         """Play it to its end, and judge it."""
@@ -198,33 +311,37 @@ class Storm:
             topic.open()
         watch = Watch(self._stats, end_s=END_S)
         try:
-            if self._faults:
-                self._start_server()  # it has no broken variants, so it would repair their faults
+            self._hurts.start()
             while True:
                 self._look_at_processes()
-                is_over = not self._deaths and not self._dying and not self._is_hurting()
+                is_over = not self._deaths and not self._dying and not self._hurts
                 if not is_over:
                     self._send()
                 elif is_done(self.client, self.stem):
                     break
-                self._hurt()
+                self._hurts.look()
                 watch.look(self.sent, self._log.stat().st_size, self.fired.total())
                 time.sleep(LOOK_S)
             return self._judge()
         finally:
-            for process in (*self._dying, *self._living, self._server):
-                if process is not None:
-                    process.kill()
-                    process.wait()
+            for process in (*self._dying, *self._living):
+                process.kill()
+                process.wait()
+            self._hurts.end()
             self.client.close()
 
     # --- what is done ----------------------------------------------------------------------------
 
     def _send(self) -> None:
-        if self.sent > AT_ONCE * 100:
-            return  # they come faster than the faults
+        if self.sent > AT_ONCE * 100:  # they come faster than the faults
+            if time.monotonic() < self._send_at:
+                return
+            self._send_at = time.monotonic() + SLOW_S
         numbers = range(self.sent, self.sent + AT_ONCE)
-        results = self.chain[0].send_many([rmq.Outgoing(n) for n in numbers])
+        expire = {n for n in numbers if self._how == "dead_to" and n % EXPIRING == 0}
+        results = self.chain[0].send_many(
+            [rmq.Outgoing(n, expires=EXPIRES_S if n in expire else None) for n in numbers]
+        )
         insist({one.status for one in results} == {"stored"}, results)
         self.sent += AT_ONCE
 
@@ -248,58 +365,6 @@ class Storm:
         while not self._deaths and len(self._dying) + len(self._living) < self._at_once:
             self._living.append(self._start())
 
-    def _start_server(self) -> None:
-        words = ("server", "--url", self.place.url, "--listen", "127.0.0.1:0")
-        with self._errors().open("wb") as errors:
-            self._server = Forked(
-                "tests.server.command", *words, stdout=subprocess.DEVNULL, stderr=errors,
-                env={**os.environ, CONSTANTS: json.dumps(SERVER)},
-            )  # fmt: skip
-
-    def _is_hurting(self) -> bool:
-        return bool(self._faults or self._resume)
-
-    def _hurt(self) -> None:
-        """Do the next fault, and end the pauses that are over."""
-        for at, resume in list(self._resume):
-            if time.monotonic() > at:
-                resume()
-                self._resume.remove((at, resume))
-        if not self._faults or time.monotonic() < self._fault_at:
-            return
-        fault = self._faults.pop()
-        word = getattr(self, f"_hurt_{fault}")() or fault
-        self.fired[word] += 1
-        self._fault_at = time.monotonic() + self.rng.uniform(0.2, 1.5)
-
-    def _hurt_redis(self) -> str:
-        return self.place.fail(self.rng)
-
-    def _hurt_server(self) -> None:
-        assert self._server is not None
-        self._server.kill()
-        self._server.wait()
-        self._start_server()
-
-    def _hurt_pause(self) -> str:
-        name, verb = self.rng.choice(self.chain).name, self.rng.choice(("send", "receive"))
-        if name == self.chain[0].name:
-            verb = "receive"  # this storm sends to it
-        self.client.admin.topic_pause(name, verb=verb)  # type: ignore[arg-type]
-        at = time.monotonic() + self.rng.uniform(0, PAUSE_S)
-        self._resume.append((at, lambda: self.client.admin.topic_resume(name, verb=verb)))
-        return f"pause {verb}"
-
-    def _hurt_resize(self) -> str:
-        name = self.rng.choice(self.chain).name
-        slots = self.client.admin.settings(name).slots
-        wider = self.rng.random() < 0.6 or slots == 1
-        try:
-            self.client.admin.topic_resize(name, slots * 2 if wider else 1, wait=False)
-        except rmq.InvalidValue:  # the first resize of this topic is not over
-            return "resize again"
-        return "resize"
-
     # --- what is seen ----------------------------------------------------------------------------
 
     def _stats(self) -> list[dict[str, int]]:
@@ -307,14 +372,36 @@ class Storm:
 
     def _judge(self) -> Found:
         ids: dict[tuple[int, int], set[str]] = defaultdict(set)
+        copied: dict[tuple[int, int], list[tuple[str, str]]] = defaultdict(list)
         for line in self._log.read_text().splitlines():
-            place, number, id = line.split()
+            place, number, id, letter = line.split()
             ids[int(place), int(number)].add(id)
+            if self._how == "dead_to" and int(place) == TOPICS - 1:
+                copied[TOPICS - 1, int(number)] = [(id, letter)]
+        if self._how == "dead_to":  # not each message that dies is handled
+            for n in range(TOPICS - 1):
+                for each in self._dead(n):
+                    ids[n, each.body].add(str(each.id))
+                    letter = each.headers.get("rmq-dead-id", "-")
+                    copied[n, each.body].append((str(each.id), letter))
         doubled = [f"topic {n}, message {m}: {found}" for (n, m), found in ids.items() if
                    len(found) > 1]  # fmt: skip
+        doubled += [f"topic {n}, message {m}: its dead letter is another: {found}"
+                    for (n, m), found in copied.items()
+                    if n and found[0][1] not in dict(copied[n - 1, m])]  # fmt: skip
         lost = [f"topic {n}, message {m}" for n in range(TOPICS) for m in range(self.sent)
                 if (n, m) not in ids]  # fmt: skip
         return Found(self.sent, doubled, lost, self._stats(), self.fired, self._how in DYING)
+
+    def _dead(self, n: int) -> Iterator[rmq.Message]:
+        """All dead letters of a topic."""
+        page = self.client.admin.peek_page(self.chain[n].name, "dead", limit=1000)
+        yield from page.messages
+        while page.cursor is not None:
+            page = self.client.admin.peek_page(
+                self.chain[n].name, "dead", cursor=page.cursor, limit=1000
+            )
+            yield from page.messages
 
 
 def played(kind: str, folder: Path, stem: str, rng: random.Random, how: str = "then") -> Played:

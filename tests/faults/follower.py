@@ -1,7 +1,8 @@
 """A process that handles messages of a chain of topics, and kills itself between two commands.
 
 `python -m tests.faults.follower <task>`: the task is JSON, a `Task`. Each handled message is a line
-in the log: the position of its topic, its body and its id.
+in the log: the position of its topic, its body, its id, and the id of the dead letter that it is a
+copy of, or -.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,11 +27,15 @@ from tests.property.mutants import Change, loader
 TOPICS, LEASE_S = 5, 2
 KINDS = ("consumer", "worker", "async-worker")
 DYING = ("reject", "dead_to")  # how messages of all topics but the last become dead letters
+COPY = "if died.dead_to then\ncopy_dead(died, now)"
 # Broken variants, which a storm must find.
 BROKEN: dict[str, list[Change]] = {
     "number-not-compared": [("pending_send", "if number <= highest then", "if false then")],
     "removed-first": [],
+    "lease-copies-nothing": [("rollback_expired_leases", COPY, "if died.dead_to then\n")],
+    "nack-copies-twice": [("nack", COPY, f"{COPY} copy_dead(died, now)")],
 }
+WAYS = ("reject", "reject", "fail", "fail", "lose")  # in which messages die, with `dead_to`
 _run, _attempt = Transport.run, flows._attempt
 
 
@@ -77,16 +83,24 @@ def names(stem: str) -> list[str]:
 def topics(client: rmq.Client, stem: str, how: str) -> list[rmq.Topic]:
     """Declare the topics of the chain, with 1, 2, 3, 1 and 2 slots.
 
-    They do not remember settled ids: only the numbers of the entries tell what was stored.
+    They do not remember settled ids: only the numbers of the entries tell what was stored. With
+    `dead_to`, a message of all topics but the last has no retries: each failure makes it a dead
+    letter.
     """
     all_names = names(stem)
     return [
         client.topic(
-            name, slots=1 + n % 3, retry="immediate", lease=LEASE_S, max_retries=16, dedup_window=0,
+            name, slots=1 + n % 3, retry="immediate", lease=LEASE_S, dedup_window=0,
+            max_retries=0 if how == "dead_to" and n + 1 < TOPICS else 16,
             dead_to=all_names[n + 1] if how == "dead_to" and n + 1 < TOPICS else None,
         )
         for n, name in enumerate(all_names)
     ]  # fmt: skip
+
+
+def way_of(n: int, body: int) -> str:
+    """The way of WAYS in which a message of a topic dies."""
+    return WAYS[zlib.crc32(b"%d %d" % (n, body)) % len(WAYS)]
 
 
 def main(text: str, _: str = "") -> int:
@@ -100,12 +114,14 @@ def main(text: str, _: str = "") -> int:
     log = os.open(task.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def follow(n: int, d: rmq.Delivery, target: rmq.Topic | None) -> None:
-        os.write(log, f"{n} {d.body} {d.id}\n".encode())
+        os.write(log, f"{n} {d.body} {d.id} {d.marks.get('rmq-dead-id', '-')}\n".encode())
         if target is None:
             return
         if task.how == "then":
             d.then(target, d.body)
         elif task.how in DYING:
+            if task.how == "dead_to" and way_of(n, d.body) == "fail":
+                raise ValueError("the next topic gets it")
             then = [(target, rmq.Outgoing(d.body))] if task.how == "reject" else []
             raise rmq.Reject("the next topic gets it", then=then)
 
@@ -175,7 +191,10 @@ def _pull(chain: list[rmq.Topic], task: Task, follow: Callable[..., None]) -> No
                         follow(n, d, target)
                         continue
                     if task.how in DYING:
-                        with d:
+                        is_lost = target is not None and way_of(n, d.body) == "lose"
+                        if task.how == "dead_to" and is_lost:
+                            continue  # its lease ends
+                        with suppress(ValueError), d:
                             follow(n, d, target)
                         continue
                     if task.how == "ack_first":

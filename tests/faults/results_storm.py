@@ -1,40 +1,94 @@
-"""A storm of results: messages end in every way, while what handles them and Redis are killed.
+"""A storm of results: messages end in every way, while all that they need dies or changes.
 
 Consumers and workers ack, fail, reject, release and lose messages that keep their results, and kill
-themselves before each of their scripts. Meanwhile messages are cancelled, redriven and purged, and
-Redis is killed and started again; it has kept all that it answered.
+themselves before each of their scripts. Senders of such messages wait for their results, and kill
+themselves as well. Meanwhile messages are cancelled, redriven, purged, and expire. Redis fails as
+in `follow_ups_storm`, without losing an answered write; a server of RMQ is killed; the topic is
+paused and resized.
 
-A result must never contradict the queue. At any moment, read in one transaction:
+A result must never contradict the queue. At any moment, read in one script for each slot:
 
-- a message that waits or is in flight has no result, except its progress;
-- a dead letter, and no other message, has the outcome `dead`;
-- a message that is gone has a result, and its result never changes;
-- each result has an end of keeping, and no progress has one.
+- a message that waits or is in flight has no result, except its progress
+- a dead letter, and no other message, has the outcome `dead`
+- a message that is gone has a result; its result never changes, and it does not come back
+- each result has an end of keeping, and no progress has one
 
 At the end, the counts of the topic equal the counts of the outcomes. The value of a message that
-succeeded is the value of an attempt that was made, and of the attempt whose ack returned.
+succeeded is the value of an attempt that was made, and of the attempt whose ack returned. A wait
+has returned no other outcome.
+
+`Losing` is Redis whose failovers lose answered writes. Results and acks are then lost together: the
+promises hold, except that acks of such a moment are lost, as the acks of plain messages.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import rmq
-from rmq.kernel.core.ids import member_of
-from tests.faults import groups_storm
-from tests.faults.resulting import KINDS, LEASE_S, Task, value_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport.flow.steps import Command, pipeline
+from rmq.kernel.transport.lua.script_loader import Script
+from tests.conftest import any_binary
+from tests.faults import follow_ups_storm, lost_acks
+from tests.faults.follow_ups_storm import Hurts, Place
+from tests.faults.resulting import EXPIRES_S, KEEP_S, KINDS, LEASE_S, SENDER, Task
 from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
 
-STEPS = ("prepare", "ack_then", "nack", "reject", "release", "progress")
-PROCESSES, AT_ONCE, LEAST, MOST, END_S = 3, 10, 150, 600, 300.0
-KEEP_S = 3600
+PLACES = (*follow_ups_storm.PLACES, "losing-sentinel", "losing-cluster")
+STEPS = (
+    "prepare", "ack_then", "nack", "reject", "release", "progress", "rollback_expired_leases",
+)  # fmt: skip
+SENDER_STEPS = ("send", "cancel", "result", "redrive")
+BY_HAND = ("progress", "release", "rollback_expired_leases")  # scripts that consumers call early
+FAULTS = ("redis", "server", "pause", "resize") * 2
+PROCESSES, AT_ONCE, LEAST, MOST, BACKLOG_MOST, END_S = 3, 10, 150, 600, 100, 300.0
+PURGE_EACH = 75  # one purge for so many messages
+EXPIRING = 5  # one of so many messages expires
+LOOK = Script("look", """
+local read = redis.call('HGETALL', KEYS[1])
+local reply = { read, redis.call('ZRANGE', KEYS[2], 0, -1) }
+for i = 3, 5 do
+  reply[i] = redis.call('ZRANGE', KEYS[i], 0, -1)
+end
+return reply
+""")  # fmt: skip
+RIGHT = {"gone": "shcepo", "dead": "d", "alive": "r"}  # letters of results
+ENDED = {  # counter of the topic, by outcome
+    "succeeded": "settled", "dead": "dead", "cancelled": "cancelled", "expired": "expired",
+    "purged": "purged",
+}  # fmt: skip
+
+
+class Losing:
+    """A service or a Cluster whose failovers lose the writes of a moment."""
+
+    def __init__(self, failover: lost_acks.Failover) -> None:
+        self.failover, self.url = failover, failover.url
+
+    def fail(self, rng: random.Random) -> str:
+        """As `Place.fail`; the storm lets it fail."""
+        raise NotImplementedError
+
+
+@contextmanager
+def opened(kind: str) -> Iterator[Place]:
+    """Redis, of a kind of PLACES."""
+    if kind in follow_ups_storm.PLACES:
+        with follow_ups_storm.opened(kind) as place:
+            yield place
+        return
+    with ExitStack() as stack:
+        failover = lost_acks.Service if kind == "losing-sentinel" else lost_acks.Nodes
+        yield Losing(failover(any_binary(), stack))
 
 
 class Found(NamedTuple):
@@ -43,13 +97,15 @@ class Found(NamedTuple):
     Attributes:
         outcomes: how often messages ended in each way.
         contradictions: what was wrong, in words.
-        reads: how often the whole slot was compared.
+        reads: how often all slots were compared.
+        told: how many waits have returned an outcome.
         fired: the faults.
     """
 
     outcomes: Counter[str]
     contradictions: list[str]
     reads: int
+    told: int
     fired: Counter[str]
 
 
@@ -57,83 +113,150 @@ class Storm:
     """A run.
 
     Args:
-        store: Redis.
+        place: Redis.
         folder: for what processes write.
         name: of the topic.
         rng: decides.
         broken: a broken variant, as in `Task`.
-        deaths: scripts and calls before which processes die; None: all of STEPS, twice.
-        kills: how often Redis is killed.
+        deaths: scripts and calls before which processes die; None: all of STEPS and SENDER_STEPS,
+            early and late.
+        faults: other faults, as for `Hurts`; None: FAULTS.
+        least: number of messages.
     """
 
     def __init__(
-        self, store: groups_storm.Store, folder: Path, name: str, rng: random.Random,
-        broken: str = "", deaths: list[tuple[str, int]] | None = None, kills: int = 2,
+        self, place: Place, folder: Path, name: str, rng: random.Random, broken: str = "",
+        deaths: list[tuple[str, int]] | None = None, faults: list[str] | None = None,
+        least: int = LEAST,
     ) -> None:  # fmt: skip
-        self._store, self._name, self._rng, self._broken = store, name, rng, broken
-        if deaths is None:
-            deaths = [(step, nth) for step in STEPS for nth in (0, rng.randint(1, 6))]
+        self._place, self._folder, self._name, self._rng = place, folder, name, rng
+        self._broken = broken
+        is_losing = isinstance(place, Losing)
+        self._losses = 2 if is_losing else 0
+        # For each failover that loses writes: since when they are lost, and when it was.
+        self._lost: list[tuple[float, float]] = []
+        if deaths is None:  # a send that a failover loses is not confirmed
+            steps = STEPS if is_losing else STEPS + SENDER_STEPS
+            deaths = [(step, nth) for step in steps for nth in (0, rng.randint(1, 6))]
+            deaths += [(step, rng.randint(6, 12)) for step in steps if step in SENDER_STEPS]
+        if faults is None:
+            faults = [] if is_losing else list(FAULTS)
         self._deaths = rng.sample(deaths, len(deaths))
-        self._kills, self._kill_at = kills, 0.0
-        self._log, self._errors = folder / "log", folder / "err"
+        self._log = folder / "log"
         self._log.touch()
+        self._read = self._processes = 0  # bytes of the log
         self._dying: list[Forked] = []
         self._living: list[Forked] = []
-        self._fired: Counter[str] = Counter()
-        self._bodies: dict[bytes, int] = {}  # by the name of the message in its slot
-        self._ended: dict[bytes, bytes] = {}  # results of messages that are gone
+        self._sent = 0
+        self._bodies: dict[rmq.MessageId, int] = {}
+        self._unsure: set[rmq.MessageId] = set()  # whether they are sent
+        self._ended: dict[rmq.MessageId, bytes] = {}  # results of messages that are gone
+        self._made: set[str] = set()  # values of deliveries
+        self._acked: dict[int, set[str]] = {}  # values of acks that no failover has lost
+        self._told: list[tuple[int, str, Any]] = []
         self._wrong: list[str] = []
         self._reads = 0
-        self._client = rmq.Client(store.url, retry_for=30)
+        self._running: list[rmq.MessageId] = []  # in flight, at the last look
+        self._least = least
+        # How many messages are sent before each purge.
+        self._purge_at = sorted(
+            (rng.randint(AT_ONCE, least) for _ in range(least // PURGE_EACH)), reverse=True
+        )
+        self._client = rmq.Client(place.url, retry_for=30)
         self._topic = self._client.topic(
-            name, slots=1, retry="immediate", lease=LEASE_S, max_retries=3, dedup_window=0,
-            results=rmq.Results(keep=KEEP_S),
+            name, slots=2, retry="immediate", lease=LEASE_S, max_retries=1, dedup_window=0,
+            on_expire=rng.choice(("dead", "drop")), results=rmq.Results(keep=KEEP_S),
+            durability=rmq.Replicated(1, timeout=2) if is_losing else "memory",
         )  # fmt: skip
+        self._hurts = Hurts(place, self._client, [name], self._errors, rng, faults)
+        self._fired = self._hurts.fired
 
     def run(self) -> Found:
         """Play it to its end, and judge it."""
         self._topic.open()
-        watch = Watch(lambda: (self._stats(), self._stderr()), end_s=END_S)
+        watch = Watch(lambda: (self._client.admin.stats(self._name), self._fired), end_s=END_S)
         try:
+            self._hurts.start()
             while not self._wrong:
                 self._look_at_processes()
-                is_over = not (self._deaths or self._dying or self._kills)
-                is_over = is_over and len(self._bodies) >= LEAST
-                if not is_over and len(self._bodies) < MOST:
+                is_over = not (self._deaths or self._dying or self._hurts or self._losses)
+                is_over = is_over and self._sent >= self._least
+                backlog = len(self._bodies) - len(self._ended)
+                if not is_over and self._sent < MOST and backlog < BACKLOG_MOST:
                     self._send()
+                if not is_over:
                     self._act()
                 self._compare()
                 if is_over and self._is_done():
                     break
-                self._kill_redis()
-                watch.look(len(self._bodies), self._log.stat().st_size, self._fired.total())
+                if self._sent > AT_ONCE * 3:
+                    self._hurts.look()
+                    self._lose()
+                watch.look(self._sent, self._read, self._fired.total())
                 time.sleep(LOOK_S)
             return self._judge()
         finally:
             for process in (*self._dying, *self._living):
                 process.kill()
                 process.wait()
+            self._hurts.end()
             self._client.close()
 
     # --- what is done ----------------------------------------------------------------------------
 
     def _send(self) -> None:
-        numbers = range(len(self._bodies), len(self._bodies) + AT_ONCE)
-        out = [rmq.Outgoing(n, priority=20 if n % 3 else None) for n in numbers]
-        for n, result in zip(numbers, self._topic.send_many(out), strict=True):
-            self._bodies[member_of(result.id)] = n
+        numbers = range(self._sent, self._sent + AT_ONCE)
+        out = [
+            rmq.Outgoing(
+                n, priority=20 if n % 3 else None, expires=None if n % EXPIRING else EXPIRES_S
+            )
+            for n in numbers
+        ]
+        try:
+            results = self._topic.send_many(out)
+        except rmq.NotDurable as error:  # the replica comes back; nothing is lost meanwhile
+            results = error.results
+        for n, result in zip(numbers, results, strict=True):
+            self._bodies[result.id] = n
+        self._sent += AT_ONCE
 
     def _act(self) -> None:
-        """Cancel a message, or redrive the dead letters, now and then."""
-        act = self._rng.choice(("cancel", "cancel running", "redrive", "redrive", ""))
+        """Cancel a message, redrive the dead letters, or purge what waits, now and then."""
+        acts = ["cancel", "cancel running", "cancel running", "redrive", "redrive", "", ""]
+        act = self._rng.choice(acts)
+        if self._running and self._rng.random() < 0.5:
+            act = "cancel running"
+        if self._purge_at and self._sent > self._purge_at[-1]:
+            self._purge_at.pop()
+            act = "purge"
         if act == "redrive":
             self._client.admin.redrive(self._name)
+        elif act == "purge":
+            self._send()
+            self._client.admin.purge(self._name, "store")
         elif act:
-            member = self._rng.choice(list(self._bodies)[-AT_ONCE:])
-            id = self._topic._context.slots[0].id_of(member)
+            among = self._running if act == "cancel running" else []
+            id = self._rng.choice(among or list(self._bodies)[-AT_ONCE:])
             self._topic.cancel(id, running=act == "cancel running")
         if act:
             self._fired[act] += 1
+
+    def _lose(self) -> None:
+        """Let a failover lose acks, but no message."""
+        if not self._losses or self._rng.random() < 0.8:
+            return
+        assert isinstance(self._place, Losing)
+        failover = self._place.failover
+        self._client.admin.topic_pause(self._name, verb="receive")
+        for _ in range(5):
+            self._send()
+        cut = failover.cut()
+        self._client.admin.topic_resume(self._name, verb="receive")
+        time.sleep(self._rng.uniform(0.5, 1.5))
+        self._lost.append((cut, failover.promote()))
+        self._client.admin.topic_resume(self._name, verb="receive")
+        self._losses -= 1
+        self._fired["losing fail over"] += 1
 
     def _look_at_processes(self) -> None:
         self._fired["death"] += bury(self._living, self._dying)
@@ -144,92 +267,130 @@ class Storm:
         ):
             self._living.append(self._start())
 
-    def _start(self, command: str = "", nth: int = 0) -> Forked:
-        kind = "consumer" if command in ("progress", "release") else self._rng.choice(KINDS)
-        task = Task(self._store.url, self._name, kind, command, nth, str(self._log), self._broken)
-        with self._errors.open("ab") as errors:
-            words = (task.text(), str(self._errors))
-            return Forked("tests.faults.resulting", *words, stderr=errors)
+    def _errors(self) -> Path:
+        self._processes += 1
+        return self._folder / f"err-{self._processes}"
 
-    def _kill_redis(self) -> None:
-        if self._kills and time.monotonic() > self._kill_at and len(self._bodies) > 50:
-            self._kills -= 1
-            self._store.kill(self._rng)
-            self._fired["kill redis"] += 1
-            self._kill_at = time.monotonic() + self._rng.uniform(0.5, 2)
+    def _start(self, command: str = "", nth: int = 0) -> Forked:
+        kind = self._rng.choice(KINDS) if command else KINDS[len(self._living) % len(KINDS)]
+        if command in BY_HAND:
+            kind = "consumer"
+        elif command in SENDER_STEPS:
+            kind = SENDER
+        task = Task(self._place.url, self._name, kind, command, nth, str(self._log), self._broken)
+        with self._errors().open("wb") as errors:
+            return Forked("tests.faults.resulting", task.text(), errors.name, stderr=errors)
 
     # --- what is seen ----------------------------------------------------------------------------
 
+    def _look_at_log(self) -> None:
+        """Read what the processes have written since the last look."""
+        with self._log.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            word, body, *rest = json.loads(line)
+            if word in ("sending", "sent"):
+                id = rmq.MessageId.parse(rest[0])
+                if word == "sending":
+                    self._bodies[id] = body
+                    self._unsure.add(id)
+                self._unsure -= {id} if word == "sent" else set()
+            elif word == "told":
+                self._told.append((body, *rest))
+            else:
+                value, *times = rest
+                self._made.add(value)
+                if word == "acked" and not self._is_lost(*times):
+                    self._acked.setdefault(body, set()).add(value)
+
+    def _is_lost(self, began: float, ended: float) -> bool:
+        """Whether a failover may have lost an ack."""
+        return any(began < promoted and cut < ended for cut, promoted in self._lost)
+
     def _compare(self) -> None:
-        """Compare the results with the queue, at one moment."""
-        keys = self._topic._context.slots[0]
-        with self._store.nodes()[0].raw() as raw, raw.pipeline(transaction=True) as pipe:
-            pipe.hgetall(keys.results).zrange(keys.keeping, 0, -1)
-            for key in (keys.store, keys.prepare, keys.dead):
-                pipe.zrange(key, 0, -1)
-            results, keeping, *queues = pipe.execute()
+        """Compare the results with the queue, each slot at one moment."""
+        self._look_at_log()
+        by_slot: dict[int, list[rmq.MessageId]] = {}
+        for id in self._bodies:
+            by_slot.setdefault(id.slot, []).append(id)
+        slots = [SlotKeys("rmq", self._name, index) for index in by_slot]
+
+        def read() -> Any:
+            calls = [
+                Command(LOOK, (s.results, s.keeping, s.store, s.prepare, s.dead), (), list)
+                for s in slots
+            ]
+            return (yield from pipeline(calls))
+
+        self._running = []
+        for ids, reply in zip(by_slot.values(), self._client._transport.run(read()), strict=True):
+            results = dict(zip(reply[0][::2], reply[0][1::2], strict=True))
+            for id in ids:
+                self._compare_one(id, results.get(id.member, b""), *map(set, reply[1:]))
         self._reads += 1
-        waiting, running, dead = map(set, queues)
-        for member, body in self._bodies.items():
-            found = results.get(member, b"")
-            letter, is_gone = found[:1].decode(), member not in waiting | running | dead
-            place = "gone" if is_gone else "dead" if member in dead else "alive"
-            right = {"gone": "shcepo", "dead": "d", "alive": "r"}[place]
-            if letter not in right or (not letter and place != "alive"):
-                self._wrong.append(f"message {body} is {place}, and its result is {letter!r}")
-            if (member in set(keeping)) is not (letter not in ("", "r")):
-                self._wrong.append(f"message {body}: result {letter!r}, end of keeping is wrong")
-            if is_gone and self._ended.setdefault(member, found) != found:
-                self._wrong.append(f"message {body}: its result has changed")
+
+    def _compare_one(
+        self, id: rmq.MessageId, entry: bytes, keeping: set[bytes], waiting: set[bytes],
+        running: set[bytes], dead: set[bytes],
+    ) -> None:  # fmt: skip
+        body, member, letter = self._bodies[id], id.member, entry[:1].decode()
+        is_gone = member not in waiting | running | dead
+        if id in self._unsure:
+            if is_gone and not entry:
+                return  # it is not sent yet, or never
+            self._unsure.remove(id)
+        if member in running:
+            self._running.append(id)
+        place = "gone" if is_gone else "dead" if member in dead else "alive"
+        if letter not in RIGHT[place] or (not letter and place != "alive"):
+            self._wrong.append(f"message {body} is {place}, and its result is {letter!r}")
+        if (member in keeping) is not (letter not in ("", "r")):
+            self._wrong.append(f"message {body}: result {letter!r}, end of keeping is wrong")
+        if not is_gone and id in self._ended:
+            self._wrong.append(f"message {body} was gone, and is {place} again")
+        if is_gone and self._ended.setdefault(id, entry) != entry:
+            self._wrong.append(f"message {body}: its result has changed")
 
     def _is_done(self) -> bool:
-        stats = self._stats()
-        return not any(stats[name] for name in ("priority", "in_flight", "retries"))
-
-    def _stats(self) -> dict[str, int]:
-        return self._client.admin.stats(self._name)
-
-    def _stderr(self) -> str:
-        return self._errors.read_text()[-4000:] if self._errors.exists() else ""
+        stats = self._client.admin.stats(self._name)
+        return stats["records"] == stats["dead"]
 
     def _judge(self) -> Found:
+        self._look_at_log()
         outcomes: Counter[str] = Counter()
-        made, acked = set[str](), dict[int, str]()
-        for line in self._log.read_text().splitlines():
-            word, body, attempt = line.split()
-            value = value_of(int(body), int(attempt))
-            if word == "deliver":
-                made.add(value)
-            else:
-                acked[int(body)] = value
-        ids = [self._topic._context.slots[0].id_of(member) for member in self._bodies]
-        for body, state in zip(self._bodies.values(), self._topic.results(ids), strict=True):
-            outcome = state.outcome
-            outcomes[outcome.outcome if outcome else "none"] += 1
-            if body in acked and (outcome is None or outcome.value != acked[body]):
-                self._wrong.append(f"message {body} was acked as {acked[body]}: {outcome}")
-            if outcome and outcome.outcome == "succeeded" and outcome.value not in made:
-                self._wrong.append(f"message {body} has the value {outcome.value}")
-        if not self._wrong:
-            stats = self._stats()
-            counted = (stats["settled"], stats["dead"], stats["cancelled"])
-            told = tuple(outcomes[name] for name in ("succeeded", "dead", "cancelled"))
-            if counted != told or outcomes.total() != len(self._bodies):
-                self._wrong.append(f"stats {counted}, outcomes {told}, {dict(outcomes)}")
-        return Found(outcomes, self._wrong, self._reads, self._fired)
+        if self._wrong:
+            return Found(outcomes, self._wrong, self._reads, len(self._told), self._fired)
+        ids = [id for id in self._bodies if id not in self._unsure]
+        last: dict[int, tuple[str, Any]] = {}
+        for id, state in zip(ids, self._topic.results(ids), strict=True):
+            body, outcome = self._bodies[id], state.outcome
+            name, value = (outcome.outcome, outcome.value) if outcome else ("none", None)
+            outcomes[name] += 1
+            last[body] = name, value
+            if self._acked.get(body, {value}) != {value}:
+                self._wrong.append(f"message {body} was acked as {self._acked[body]}: {outcome}")
+            if name == "succeeded" and value not in self._made:
+                self._wrong.append(f"message {body} has the value {value}")
+        for body, *found in self._told:  # only a dead letter may live again
+            if found[0] != "dead" and last[body] != tuple(found):
+                self._wrong.append(f"message {body}: a wait returned {found}, not {last[body]}")
+        stats = self._client.admin.stats(self._name)
+        counted = {name: stats[counter] for name, counter in ENDED.items()}
+        if counted != {name: outcomes[name] for name in ENDED} or outcomes.total() != len(ids):
+            self._wrong.append(f"stats {counted}, outcomes {dict(outcomes)}, {len(ids)} messages")
+        return Found(outcomes, self._wrong, self._reads, len(self._told), self._fired)
 
 
-@contextmanager
-def opened() -> Iterator[groups_storm.Store]:
-    """A Redis that keeps what it has answered."""
-    with groups_storm.opened(False) as store:
-        yield store
-
-
-def played(folder: Path, name: str, rng: random.Random, **options: Any) -> Played:
+def played(kind: str, folder: Path, name: str, rng: random.Random, **options: Any) -> Played:
     """Play a storm, and insist that no result contradicted the queue."""
-    with opened() as store:
-        found = Storm(store, folder, name, rng, **options).run()
-    told = f"{found.outcomes.total()} messages, {found.reads} comparisons; {dict(found.fired)}"
+    with opened(kind) as place:
+        found = Storm(place, folder, name, rng, **options).run()
+    told = (
+        f"{kind}: {found.outcomes.total()} messages, {found.reads} comparisons, "
+        f"{found.told} waits; {dict(+found.fired)}"
+    )
     insist(not found.contradictions, (told, found.contradictions[:5]))
     return Played(f"{told}; {dict(found.outcomes)}", Counter())

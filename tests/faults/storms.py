@@ -246,10 +246,19 @@ def follow_ups(stage: Stage, seed: int) -> Played:
         return follow_ups_storm.played(place, folder, stage.name(), random.Random(seed))
 
 
-def results(stage: Stage, seed: int) -> Played:
-    """Results are compared with the queue while processes and Redis are killed."""
+def dead_letters(stage: Stage, seed: int) -> Played:
+    """Copies of dead letters, and rejections with follow-ups; the seed chooses what, and where."""
+    kinds = list(itertools.product(follow_ups_storm.PLACES, ("dead_to", "dead_to", "reject")))
+    place, how = kinds[seed % len(kinds)]
     with stage.folder() as folder:
-        return results_storm.played(folder, stage.name(), random.Random(seed))
+        return follow_ups_storm.played(place, folder, stage.name(), random.Random(seed), how)
+
+
+def results(stage: Stage, seed: int) -> Played:
+    """Results are compared with the queue; the seed chooses one of five kinds of Redis."""
+    place = results_storm.PLACES[seed % len(results_storm.PLACES)]
+    with stage.folder() as folder:
+        return results_storm.played(place, folder, stage.name(), random.Random(seed))
 
 
 def steps(stage: Stage, seed: int) -> Played:
@@ -278,6 +287,7 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "tenants": many_tenants,
     "interrupts": calls_interrupted,
     "follow-ups": follow_ups,
+    "dead-letters": dead_letters,
     "cancels": cancels,
     "results": results,
     "steps": steps,

@@ -32,25 +32,26 @@ def test_each_follow_up_of_a_chain_is_sent_once_whatever_dies(
 
 
 @pytest.mark.fault("F37")
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("how", DYING)
 def test_each_dead_letter_is_followed_by_one_message_whatever_dies(
-    how: str, name: str, tmp_path: Path
+    how: str, place: str, name: str, tmp_path: Path
 ) -> None:
     seed, rng = seeded()
     print(f"RMQ_TEST_SEED={seed}")
 
-    found = played("one", tmp_path, name, rng, how)
+    found = played(place, tmp_path, name, rng, how)
 
     print(f"FIG dead letters, {found.figures}")
     assert not found.dropped
 
 
-def broken(tmp_path: Path, name: str, command: str, **options: str) -> Found:
+def broken(tmp_path: Path, name: str, command: str, place: str = "one", **options: str) -> Found:
     """Play a storm in which one process after the other dies before a command."""
     deaths = [(command, nth) for nth in (0, 1, 2, 5)]
-    with opened("one") as place:
+    with opened(place) as redis:
         return Storm(
-            place,
+            redis,
             tmp_path,
             name,
             random.Random(1),
@@ -67,7 +68,11 @@ def broken(tmp_path: Path, name: str, command: str, **options: str) -> Found:
     [
         ({"how": "send_first"}, "ack"),
         ({"broken": "number-not-compared"}, "pending_settle"),
-        ({"how": "dead_to", "broken": "number-not-compared"}, "pending_settle"),
+        *[
+            ({"how": "dead_to", "broken": "number-not-compared", "place": place}, "pending_settle")
+            for place in PLACES
+        ],
+        ({"how": "dead_to", "broken": "nack-copies-twice"}, "nack"),
     ],
     ids=lambda value: str(value),
 )
@@ -86,7 +91,11 @@ def test_variants_that_send_twice_are_found(
     [
         ({"how": "ack_first"}, "send"),
         ({"broken": "removed-first"}, "pending_send"),
-        ({"how": "dead_to", "broken": "removed-first"}, "pending_send"),
+        *[
+            ({"how": "dead_to", "broken": "removed-first", "place": place}, "pending_send")
+            for place in PLACES
+        ],
+        ({"how": "dead_to", "broken": "lease-copies-nothing"}, "reject"),
     ],
     ids=lambda value: str(value),
 )
