@@ -19,13 +19,14 @@ Reads: RESULT_MOST audited blocked call call_number cancelling created grouped l
 local ONE = '\0\1' -- position of the only delivery
 local BEHIND = 10 -- where the number of results is in ARGV, for a single delivery
 repeat
-  if not last_call or not created or #ARGV ~= BEHIND + 5 or ARGV[BEHIND] ~= '0' then
+  if not last_call or not created or #ARGV ~= BEHIND + 6 or ARGV[BEHIND] ~= '0' then
     break -- a new session, several deliveries, or several follow-ups
   end
   if blocked or audited or large or offloaded or cancelling or grouped or outcomes then
     break -- other consumers wait for this ack, or the message has more than a record
   end
-  local receipt, _, id, _, place, positions, target, count, message = unpack(ARGV, RUNS_FROM + 1)
+  local receipt, _, id = unpack(ARGV, RUNS_FROM + 1)
+  local place, positions, target, count, message = unpack(ARGV, BEHIND + 2)
   if #id ~= MEMBER or string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT
       or target == place then
     break -- the sender keeps the id, or the follow-up is for this slot
@@ -68,19 +69,23 @@ repeat
   return answer
 until true
 repeat
-  if not last_call or not created or not outcomes or #ARGV ~= BEHIND + 1
+  if not last_call or not created or not outcomes or #ARGV ~= BEHIND + 2
       or ARGV[BEHIND] ~= '1' then
     break -- a new session, several deliveries, or follow-ups
   end
   if blocked or audited or large or offloaded or cancelling or grouped then
     break -- other consumers wait for this ack, or the message has more than a record
   end
-  local receipt, _, id, _, given = unpack(ARGV, RUNS_FROM + 1)
+  local receipt, _, id, _, keep_text, given = unpack(ARGV, RUNS_FROM + 1)
   if #id ~= MEMBER or string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
     break -- the sender keeps the id
   end
   local is_next = is_next_call(last_call, call_number)
-  local letter = given == '' and 's' or string.sub(given, 1, 1)
+  local letter = string.sub(given, 1, 1)
+  local keep = string.find(keep_text, '^%d+$') and tonumber(keep_text) or 0
+  if keep < 1 or keep > NUMBER_MOST or given == '' then
+    break -- the record says whether the message keeps its result
+  end
   if not is_next or letter ~= 's' and letter ~= 'h' or #given > RESULT_MOST then
     break -- a call that arrives twice gets its first answer; an invalid result is an error
   end
@@ -91,12 +96,7 @@ repeat
     break -- the lease has expired, or the message may have a failure entry
   end
   --- @include "lib/records/record_bytes"
-  --- @include "lib/results/keep_mark"
   --- @include "lib/results/results"
-  local keep = keep_of(redis.call('HGET', records, id))
-  if not keep then
-    break -- the message keeps no result
-  end
 
   local now, _, seconds = read_time(ARGV[1])
   redis.call('HLEN', results)

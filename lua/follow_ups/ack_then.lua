@@ -9,7 +9,9 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5..] runs, and the n members of 1 to 1000 deliveries, as for ack. Then the number of results:
-          0, 1 for all deliveries, or n; and the results: '' or s succeeded, h handed over before
+          0, 1 for all deliveries, or n. Then for how long all these messages keep their results,
+          ms; '' if the times differ: then the marks of the records are read. Then the results: ''
+          the message keeps none (or s, if the records are read), s succeeded, h handed over before
           it is handled; and behind this letter, the details (lib/results/results), at most
           300 000 bytes. Then nothing, or the name of this slot, `<topic>:<index>`, and the
           follow-ups (lib/follow_ups/given_follow_ups)
@@ -67,14 +69,17 @@ if not created then
   fail('GONE', slot)
 end
 local fields = read_store_fields('')
-local n, results_from, result_count, valid_ids, letters, positions, low, high
+local n, results_from, result_count, keep, valid_ids, letters, positions, low, high
 do
   --- @include "lib/leases/receipt_runs"
   local runs = whole_number(ARGV[5], 1, MOST, 'runs')
   n = count_deliveries(runs)
   local ids_from = RUNS_FROM + 3 * runs
-  results_from = ids_from + n + 1
-  result_count = whole_number(ARGV[results_from - 1] or '', 0, MOST, 'results')
+  results_from = ids_from + n + 2
+  result_count = whole_number(ARGV[results_from - 2] or '', 0, MOST, 'results')
+  if result_count > 0 and ARGV[results_from - 1] ~= '' then
+    keep = whole_number(ARGV[results_from - 1] or '', 1, NUMBER_MOST, 'keep')
+  end
   if n > MOST or result_count > 1 and result_count ~= n then
     fail('ARG', 'count')
   end
@@ -113,7 +118,7 @@ local function given_results(at, count, ids, positions)
     if letter ~= 115 and letter ~= 104 or #text > RESULT_MOST then -- h
       fail('ARG', 'result')
     end
-    given[i] = text ~= '' and text or 's'
+    given[i] = text == '' and not keep and 's' or text
   end
   if count < 2 then
     return given[1] or 's'
@@ -179,7 +184,7 @@ if audited then
   account_for('seen', read_numbers(valid_ids, chunk), now)
 end
 if outcomes then
-  note_outcomes(valid_ids, now, nil, results_given)
+  note_outcomes(valid_ids, now, nil, results_given, keep)
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
 if cancelling then

@@ -412,7 +412,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "audit_report": {0: "now_us", 2: "from", 3: "sent", 4: "first", 5: "last"},
     "ack": {0: "now_us", 4: "runs", 5: "run"},
     "lateness_report": {0: "now_us", 2: "deliveries", 4: "deliveries"},
-    "ack_then": {0: "now_us", 4: "runs", 5: "run", 13: "results", 17: "follow-ups"},
+    "ack_then": {0: "now_us", 4: "runs", 5: "run", 13: "results", 18: "follow-ups"},
     "audit_open": {0: "now_us", 2: "limit", 3: "every_ms"},
     "cancel": {0: "now_us"},
     "audit_scan": {1: "limit"},

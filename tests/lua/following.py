@@ -59,11 +59,12 @@ def ack_then_command(
     *follow_ups: FollowUp,
     session: Any = None,
     results: Sequence[bytes] = (),
+    keep_s: int = 0,
 ) -> Any:
     return scripts.ack_then(
         box.handle, box.keys, session or box.session(), [x.id for x in leases],
         encode_receipts([x.receipt for x in leases], [x.delivery for x in leases]),
-        by_target(follow_ups), lambda reply: reply, results,
+        by_target(follow_ups), lambda reply: reply, results, keep_s,
     )  # fmt: skip
 
 

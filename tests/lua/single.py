@@ -52,7 +52,7 @@ def ack_with_result(box: Box) -> Command[Any]:
     box.run(ack_then_command(box, [box.take_one()], results=[b"sold"]))
     box.clock.advance(2)
     box.one(keep=60)
-    return ack_then_command(box, [box.take_one()], results=[b"s\x90value"])
+    return ack_then_command(box, [box.take_one()], results=[b"s\x90value"], keep_s=60)
 
 
 def send_with_result(box: Box) -> Command[Any]:

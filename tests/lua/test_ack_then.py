@@ -298,6 +298,39 @@ def test_one_result_belongs_to_all_deliveries_with_the_mark(box: Box) -> None:
     }
 
 
+@pytest.mark.parametrize("results", [[b"sdetails"], [b"sdetails"] * 4, [b"", b"sdetails"] * 2])
+def test_the_time_of_keeping_may_be_given_instead_of_read_in_the_records(
+    box: Box, results: list[bytes]
+) -> None:
+    box.send(4, keep=60)
+    lost, *leases = box.take(4)
+    box.release(lost)
+    before, now_ms = box.state(), box.clock.now_ms
+
+    assert ack_then(box, [lost, *leases], results=results, keep_s=7).letters == "0111"
+    changed = box.changed(before)
+    of_each = results * 4 if len(results) == 1 else results
+    entry = b"s" + now_ms.to_bytes(6, "big") + b"details"
+    kept = {x.id for x, given in zip(leases, of_each[1:], strict=False) if given}
+    assert {id: changed[key, id] for key, id in changed if key == "results"} == {
+        id: entry for id in kept
+    }
+    assert {id: changed[key, id] for key, id in changed if key == "keeping"} == {
+        id: now_ms + 7_000 for id in kept
+    }
+
+
+def test_a_time_of_keeping_without_results_is_ignored(box: Box) -> None:
+    box.one()
+    id = box.one(keep=60)
+
+    ack_then(box, box.take(2), keep_s=7)
+
+    state = box.state()
+    assert state["keeping"] == {id: box.clock.now_ms + 60_000}
+    assert list(state["results"]) == [id]
+
+
 @pytest.mark.parametrize("count", [2, 4, 1001])
 def test_results_are_none_or_one_or_as_many_as_deliveries(box: Box, count: int) -> None:
     box.send(3, keep=60)

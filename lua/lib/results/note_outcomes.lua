@@ -7,7 +7,9 @@ local OLD_MOST = 2000 -- entries past their time that one call removes
 -- records and failure entries exist, and after a write that frees memory.
 -- - letter: how they have ended; nil if `given` says it
 -- - given: nil, or a letter and what the consumer has given: one text for all, or by position
-local function note_outcomes(ids, now, letter, given)
+-- - keep: nil, or for how long all these messages keep their results, ms, except those whose given
+--   text is ''. Then the records are not read
+local function note_outcomes(ids, now, letter, given, keep)
   local outcomes, chunk = unpack(redis.call('HMGET', slot, 'outcomes', 'chunk'))
   if not outcomes then
     return
@@ -17,35 +19,30 @@ local function note_outcomes(ids, now, letter, given)
   --- @include "lib/results/results"
   local page, at, noted = math.min(tonumber(chunk or 1), MOST), write48(now), {}
   local given_to_all = type(given) == 'string' and given
-  local last_keep, last_end = nil, nil -- most messages of a call are kept for as long
+  local last_text, entry, last_keep, last_end = nil, nil, nil, nil -- many have the same
   for from = 1, #ids, page do
-    local marked, positions, keeps = {}, {}, {} -- of the messages that keep their results
-    local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
-    for i = 1, #batch do
-      local keep, n = keep_of(batch[i]), #marked + 1
-      if keep then
-        marked[n], positions[n], keeps[n] = ids[from + i - 1], from + i - 1, keep
+    local last = math.min(#ids, from + page - 1)
+    local batch = not keep and redis.call('HMGET', records, unpack(ids, from, last))
+    local details = not given and letter ~= 's'
+      and redis.call('HMGET', failures, unpack(ids, from, last))
+    local m, entries, ends = 0, {}, {}
+    for i = from, last do
+      local text = given_to_all or given and given[i]
+        or letter .. (details and details[i - from + 1] or '')
+      local own_keep = text ~= '' and (keep or keep_of(batch[i - from + 1]))
+      if own_keep and text ~= last_text then
+        last_text, entry = text, string.sub(text, 1, 1) .. at .. string.sub(text, 2)
+      end
+      if own_keep and own_keep ~= last_keep then
+        last_keep, last_end = own_keep, string.format('%.0f', now + own_keep)
+      end
+      if own_keep then
+        entries[m + 1], entries[m + 2] = ids[i], entry
+        ends[m + 1], ends[m + 2] = last_end, ids[i]
+        m, noted[#noted + 1] = m + 2, ids[i]
       end
     end
-    local details, entries, ends = nil, {}, {}
-    if #marked > 0 and not given and letter ~= 's' then
-      details = redis.call('HMGET', failures, unpack(marked))
-    end
-    local text, entry = nil, nil
-    for n = 1, #marked do
-      local own = given_to_all or given and given[positions[n]]
-        or letter .. (details and details[n] or '')
-      if own ~= text then
-        text, entry = own, string.sub(own, 1, 1) .. at .. string.sub(own, 2)
-      end
-      entries[2 * n - 1], entries[2 * n] = marked[n], entry
-      if keeps[n] ~= last_keep then
-        last_keep, last_end = keeps[n], string.format('%.0f', now + keeps[n])
-      end
-      ends[2 * n - 1], ends[2 * n] = last_end, marked[n]
-      noted[#noted + 1] = marked[n]
-    end
-    if #marked > 0 then
+    if m > 0 then
       redis.call('ZADD', keeping, unpack(ends))
       redis.call('HSET', results, unpack(entries))
     end

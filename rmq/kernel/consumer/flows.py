@@ -426,18 +426,19 @@ class ConsumerFlows:
 
     def _build_ack(self, deliveries: list[InnerDelivery], leases: Leases) -> Settling[str]:
         given: Sequence[bytes] = ()
+        keep_s = 0
         with_headers = [d.record[0] & record.HEADERS for d in deliveries]
         if any(with_headers):
             rows = zip(deliveries, with_headers, strict=True)
             marks = [record.audit_number(d.record) if has else b"" for d, has in rows]
             leases = leases._replace(marks=marks) if any(marks) else leases
-            given = self.results.of(deliveries)
+            given, keep_s = self.results.of(deliveries)
         has_claims = any(d.claim for d in deliveries)
         extra = claim_flows.finish(self.context, deliveries) if has_claims else None
         has_follow_ups = any(d.follow_ups for d in deliveries)
         follow_ups = [d.follow_ups for d in deliveries] if has_follow_ups else ()
         note_stored = self.follow_ups.stored.append
-        return settle.ack(self.context, leases, extra, given, follow_ups, note_stored)
+        return settle.ack(self.context, leases, extra, given, follow_ups, note_stored, keep_s)
 
     def ack(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Settle deliveries as done. Return the deliveries whose lease was lost."""

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 
 from rmq.errors import ConfigurationError, EncodeError, InvalidType, InvalidValue
 from rmq.kernel.consumer.settle import open_leases
-from rmq.kernel.core import failure
+from rmq.kernel.core import failure, record
 from rmq.kernel.core.codec import Codec, Offloaded
-from rmq.kernel.core.record import HEADERS
 from rmq.kernel.core.results import VALUE_BYTES
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.results import scripts
@@ -98,17 +97,20 @@ class DeliveryResults:
         self._at_most_once = at_most_once
         self._note_letters = note_letters
 
-    def of(self, deliveries: Sequence[InnerDelivery]) -> list[bytes]:
-        """Return the encoded result of each delivery, or [] if no message keeps its result."""
-        marked = [d.record[0] & HEADERS and d.keeps_result for d in deliveries]
-        if not any(marked):
-            return []
+    def of(self, deliveries: Sequence[InnerDelivery]) -> tuple[list[bytes], int]:
+        """Return the encoded result of each delivery, or [] if no message keeps its result.
+
+        Also return for how long the results are kept, in seconds, or 0 if the times differ.
+        """
+        keeps = [d.record[0] & record.HEADERS and record.keep_of(d.record) for d in deliveries]
+        times = {*keeps} - {0}
+        if not times:
+            return [], 0
+        keep_s = times.pop() if len(times) == 1 else 0
         if self._at_most_once:
-            return [HANDED_OVER if keeps else b"" for keeps in marked]
-        return [
-            (d.result or _success(d)) if keeps else b""
-            for d, keeps in zip(deliveries, marked, strict=True)
-        ]
+            return [HANDED_OVER if keep else b"" for keep in keeps], keep_s
+        pairs = zip(deliveries, keeps, strict=True)
+        return [(d.result or _success(d)) if keep else b"" for d, keep in pairs], keep_s
 
     def set_value(self, delivery: InnerDelivery, value: object) -> None:
         """Set the value that the ack of a delivery stores.

@@ -371,6 +371,7 @@ def ack(
     results: Sequence[bytes] = (),
     follow_ups: Sequence[FollowUpList] = (),
     note_stored: Callable[[StoredFollowUps], object] = bool,
+    keep_s: int = 0,
 ) -> Settling[str]:
     """Settle deliveries as done, and store their results and follow-ups.
 
@@ -384,6 +385,8 @@ def ack(
             keeps no result, or succeeded without a value.
         follow_ups: Follow-ups of each delivery: messages that the ack stores.
         note_stored: Function that gets the reply of each call with follow-ups.
+        keep_s: For how long all results are kept, in seconds, except empty results. 0 if the times
+            differ.
     """
     results = results if any(results) else ()
 
@@ -397,7 +400,9 @@ def ack(
         in_part = [results[p] for p in positions] if results else ()
         in_part = in_part[:1] if len(set(in_part)) == 1 else in_part
         runs = scripts.encode_receipts(scores, part.numbers or [0] * len(ids))
-        return follow_up_scripts.ack_then(context, keys, session, ids, runs, args, note, in_part)
+        return follow_up_scripts.ack_then(
+            context, keys, session, ids, runs, args, note, in_part, keep_s
+        )
 
     is_small = len(leases.ids) <= SLOW_MAX
     most = SLOW_MAX if is_small or context.had_large else context.settings.call_max

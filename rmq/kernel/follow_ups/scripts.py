@@ -153,6 +153,7 @@ def ack_then(
     follow_ups: ByTarget,
     read: Callable[[AckThenReply], T],
     results: Sequence[bytes] = (),
+    keep_s: int = 0,
 ) -> Command[T]:
     """Ack deliveries of one slot, and store their follow-ups and results in the same step.
 
@@ -166,6 +167,8 @@ def ack_then(
         read: Function that turns the reply into the value of the command.
         results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty bytes if it
             succeeded without a value. A list of one result is for all deliveries.
+        keep_s: For how long all results are kept, in seconds, except empty results. 0 if the times
+            differ. Then the script reads the times in the records.
     """
     place = [slot_name(keys.topic, keys.index)] if follow_ups else []
     return Command(
@@ -177,7 +180,8 @@ def ack_then(
         ),
         [
             clock.now_us, session.call, context.channel, b"%d" % keys.index, *runs,
-            *members_of(ids), b"%d" % len(results), *results, *place, *args_of(follow_ups),
+            *members_of(ids), b"%d" % len(results), b"%d" % (1000 * keep_s) if keep_s else b"",
+            *results, *place, *args_of(follow_ups),
         ],
         lambda reply: read(read_reply(reply)),
     )  # fmt: skip

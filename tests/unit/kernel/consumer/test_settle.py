@@ -163,13 +163,13 @@ def test_results_go_with_their_deliveries_and_without_ack() -> None:
     step = next(settle.ack(context(2), leases(0, 1, 0), results=[b"s1", b"", b"s3"]).try_run())
 
     assert names(step) == ["ack_then", "ack_then"]
-    assert [command.args[-2:] for command in step.commands] == [[b"s1", b"s3"], [b"1", b""]]
+    assert [command.args[-2:] for command in step.commands] == [[b"s1", b"s3"], [b"", b""]]
 
 
 def test_equal_results_are_given_once() -> None:
     step = next(settle.ack(context(1), leases(0, 0, 0), results=[b"s1"] * 3).try_run())
 
-    assert step.args[-2:] == [b"1", b"s1"]
+    assert step.args[-3:] == [b"1", b"", b"s1"]
 
 
 def test_a_call_has_at_most_1_mib_of_results() -> None:
