@@ -25,21 +25,25 @@ def url(name: str) -> str:
 
 
 @both_clients
+@pytest.mark.parametrize("slots", [1, 2])  # an ack of deliveries of two slots has two calls
 def test_a_large_follow_up_is_in_the_store_until_it_is_settled(
-    api: Any, name: str, url: str, server: Server
+    api: Any, name: str, url: str, server: Server, slots: int
 ) -> None:
-    source, films = api.topic(name), api.topic(f"{name}-films", codec=rmq.Offloaded(url, above=64))
+    source = api.topic(name, slots=slots)
+    films = api.topic(f"{name}-films", codec=rmq.Offloaded(url, above=64))
     films.open()
-    for number in range(2):
-        source.send(number)
+    for basis in "ad":
+        source.send(basis, slot_basis=basis)
     with source.consumer() as consumer:
-        kept, lost = consumer.receive(2, wait=5)
+        kept = consumer.receive(1, wait=5)[0]
+        lost = consumer.receive(1, wait=5)[0]
+        assert (kept.slot == lost.slot) is (slots == 1)
         for delivery in (kept, lost):
             delivery.then(films, BIG)
             delivery.then(films, {"n": 1})
         assert len(objects(url)) == 2
         with server.raw() as raw:
-            raw.zrem(f"rmq:{{{name}_0}}:prepare", lost.id.member)
+            raw.zrem(f"rmq:{{{name}_{lost.slot}}}:prepare", lost.id.member)
         assert [delivery.id for delivery in consumer.ack([kept, lost])] == [lost.id]
 
     assert len(objects(url)) == 1, "the object of the lost delivery is removed"

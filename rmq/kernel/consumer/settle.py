@@ -329,7 +329,7 @@ class Settling(Generic[T]):
         self._parts = [self._parts[n] for n in numbers]
         self._calls = [self._calls[n] for n in numbers]
         self._positions = [self._positions[n] for n in numbers]
-        self._extra, self._lost, self._is_repeat = None, [], True
+        self._extra, self._lost, self._is_repeat = None, [], self._is_repeat or bool(numbers)
 
 
 def _follow_ups_of(
