@@ -14,8 +14,9 @@ Returns   {code, entry or ''}. 1 stored, or read. 0 the receipt is no longer val
           done already. 3 the cancellation of the delivery was requested. 4 the entry has no room.
           Only 1 changes something. Only the state b gets 2 or 3
 Cost      O(log L + size of the entry), L = leases of the slot; at most 1000 steps
-Atomic    The item replaces the earlier item with its name. Redis refuses the write at maxmemory. A
-          second run writes the same item again, with its time.
+Atomic    The item replaces the earlier item with its name. While Redis is at maxmemory, it refuses
+          to begin a step. The states d, l and c work, because they record what is done. A second
+          run writes the same item again, with its time.
 ]]
 --- @keys slot prepare bodies
 --- @include "lib/bounds"
@@ -23,6 +24,7 @@ Atomic    The item replaces the earlier item with its name. Redis refuses the wr
 --- @include "lib/clock"
 --- @include "lib/member"
 --- @include "lib/records/steps"
+--- @include "lib/writes"
 local ENTRY_MOST = 1048576 -- bytes
 local NAME_MOST = 255 -- bytes
 local now = clock(ARGV[1])
@@ -70,6 +72,9 @@ local item = nil
 item = item_of(state, name, now, data)
 if #entry - (next_at - at) + #item > most or count >= STEPS_MOST then
   return { 4, shown }
+end
+if state ~= 'b' then
+  allow_oom(prepare)
 end
 local changed = string.sub(entry, 1, at - 1) .. item .. string.sub(entry, next_at)
 redis.call('HSET', bodies, id .. 's', changed)

@@ -19,6 +19,7 @@ from rmq.errors import (
     InvalidValue,
     LeaseLost,
     PayloadTooLarge,
+    QueueFull,
 )
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
@@ -244,6 +245,34 @@ def test_at_most_once_has_no_steps(api: Any, name: str) -> None:
         for act in (lambda: d.step("charge", Counter()), lambda: d.save(1), lambda: d.saved):
             with pytest.raises(ConfigurationError, match="at_most_once"):
                 act()
+
+
+def test_a_value_is_stored_if_redis_is_full_when_the_function_has_run(
+    client: rmq.Client, name: str, raw: redis.Redis
+) -> None:
+    topic = client.topic(name, retry=rmq.Immediate())
+    topic.send(1)
+
+    def fill() -> str:
+        raw.config_set("maxmemory", 1)
+        return "done"
+
+    try:
+        with topic.consumer() as consumer:
+            (d,) = consumer.receive()
+            assert d.step("charge", fill) == "done"
+            d.save(7)
+            function = Counter()
+            with pytest.raises(QueueFull, match="maxmemory"):
+                d.step("mail", function)
+            assert function.calls == 0
+            d.nack()
+            (again,) = consumer.receive()
+            assert (again.step("charge", function), again.saved) == ("done", 7)
+            assert function.calls == 0
+            again.ack()
+    finally:
+        raw.config_set("maxmemory", 0)
 
 
 def test_async_steps_run_beside_each_other(server: Server, name: str) -> None:

@@ -247,13 +247,24 @@ def test_wrong_arguments_change_nothing(box: Box, field: str, given: dict[str, o
     assert box.changed(before) == {}
 
 
-def test_it_is_refused_at_maxmemory(tight: Box) -> None:
+def test_at_maxmemory_no_step_begins_and_what_is_done_is_stored(tight: Box) -> None:
     tight.one()
     lease = tight.take_one()
+    call(tight, lease, BEGUN)
     tight.redis.config_set("maxmemory", 1)
     before = tight.state()
 
     with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):
-        call(tight, lease, BEGUN)
+        call(tight, lease, BEGUN, b"more")
 
     assert tight.changed(before) == {}
+    for state, name, data in (
+        (DONE, b"charge", b"\x017"),
+        (LOST, b"x", b""),
+        (CURSOR, b"", b"\x018"),
+    ):
+        assert call(tight, lease, state, name, data) == EMPTY
+    (entry,) = tight.changed(before).values()
+    assert [(s.name, s.state) for s in decode_steps(entry)] == [
+        ("charge", "done"), ("x", "lost"), ("", "cursor"),
+    ]  # fmt: skip

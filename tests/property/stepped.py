@@ -123,7 +123,7 @@ class Stepped(Machine):
         msg = self.held(handle.id, handle.receipt)
         if msg is None and what == "saved":
             return  # the delivery may remember it
-        d, refusals = handle.delivery, (rmq.LeaseLost, rmq.AlreadySettled, rmq.QueueFull)
+        d, refusals = handle.delivery, (rmq.LeaseLost, rmq.AlreadySettled)
         if what == "saved":
             got = self.do(lambda: d.saved, lost=lost)
             _, stored = self.book.get(handle.id, {}).get("", ("", None))
@@ -132,7 +132,7 @@ class Stepped(Machine):
             self.same("reading a cursor")
             return
         got = self.do(lambda: d.save(self.serial), *refusals, rmq.Cancelled, lost=lost)
-        if msg is None or self.full:
+        if msg is None:
             self.claim(isinstance(got, refusals), f"a cursor was saved: {got!r}")
             self.same("a cursor that is refused")
         else:

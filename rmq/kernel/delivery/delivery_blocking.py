@@ -147,6 +147,7 @@ class Delivery(DeliveryData):
             Reject: The step is done, but its value was too large or could not be encoded. The
                 function will never run again. This is also raised if the message has too many
                 steps.
+            QueueFull: Redis is at `maxmemory`, and the function did not run.
             InvalidValue: This attempt has called a step of that name before.
             ConfigurationError: The consumer has the mode "at_most_once".
         """
