@@ -53,8 +53,10 @@ class Ground(RuleBasedStateMachine):
     is_async: ClassVar[bool] = False
     looks_again: ClassVar[bool] = True  # a receive that finds expired messages alone goes on
     consumes: ClassVar[str] = "plain"  # or "ordered", or "mixed": each consumer as it falls
+    max_body: ClassVar[int] = 60  # bytes
     offloads: ClassVar[bool] = False  # to the scripts, bodies that do not merge are in a store
     driver_class: ClassVar[type[Driver]] = Driver
+    model_class: ClassVar[type[Model]] = Model
     steps: ClassVar[int] = 0
     reached: ClassVar[Counter[str]] = Counter()
 
@@ -67,7 +69,7 @@ class Ground(RuleBasedStateMachine):
         self.tick_to(START_MS)
         self.driver = self.driver_class(self.server.url, self.is_async)
         ladder = (0,) if self.retry == "immediate" else self.retry.ladder(self.max_retries)
-        self.model = Model(
+        self.model = self.model_class(
             self.slots, self.max_retries, ladder, WINDOW_S * 1000, self.timed_priority
         )
         self.ids: list[tuple[bytes, str | None]] = []
@@ -122,7 +124,7 @@ class Ground(RuleBasedStateMachine):
         self.keys = [SlotKeys("rmq", TOPIC, n) for n in range(self.slots)]
         self.seen = self.look()
 
-    def open_topic(self) -> Any:
+    def open_topic(self, **options: Any) -> Any:
         return self.driver.client.topic(
             TOPIC,
             slots=self.slots,
@@ -130,7 +132,8 @@ class Ground(RuleBasedStateMachine):
             retry=self.retry,
             timed_priority=self.timed_priority or "first",
             dedup_window=WINDOW_S,
-            max_body=60,
+            max_body=self.max_body,
+            **options,
         )
 
     def body(self, which: int) -> dict[str, int]:
@@ -166,7 +169,7 @@ class Ground(RuleBasedStateMachine):
         lost = self.told - live - gone
         claim(not lost, f"lost: {len(lost)} told stored are nowhere")
         if self.steps % 5 == 0:
-            check_keys(self.raw, TOPIC, self.keys)
+            self.check_keys()
         self.reached["timed joined its priority"] += self.model.joined
         self.reached["retries led a take"] += self.model.retries_led
         self.reached["priorities led a take"] += self.model.priorities_led
@@ -178,6 +181,9 @@ class Ground(RuleBasedStateMachine):
         self.model.priorities_led = 0
         self.model.blocked = self.model.held_back = self.model.alone = 0
         self.broken = False
+
+    def check_keys(self) -> None:
+        check_keys(self.raw, TOPIC, self.keys)
 
     def check_model(self, slot: int, seen: Look) -> None:
         mine = [m for m in self.model.msgs.values() if m.slot == slot]

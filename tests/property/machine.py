@@ -145,7 +145,7 @@ class Machine(Ground):
         """Merge a message of a batch in the model. `sizes`: of the records, which grow with it."""
         key, slot, added = out.merge_key, out.id.slot, 4 + len(str(out.body).replace(" ", ""))
         held = self.model.slots[slot].index.get(key)
-        is_full = held is not None and sizes[held[0]] + added > 60
+        is_full = held is not None and sizes[held[0]] + added > self.max_body
         max_wait = round((out.max_wait or 0) * 1000)
         expected, into = self.model.merge(
             out.id, slot, out.body, key, MODES[key], 2000, max_wait, 0, self.now, is_full
@@ -168,7 +168,7 @@ class Machine(Ground):
             how["priority"] = priority
         held = self.model.slots[id.slot].index.get(key)
         size = len(self.seen[id.slot].records[held[0]]) if held else 0
-        is_full = size + 4 + len(str(body).replace(" ", "")) > 60
+        is_full = size + 4 + len(str(body).replace(" ", "")) > self.max_body
         result = self.do(lambda: self.topic.send(body, id=id, **how), rmq.QueueFull, lost=lost)
         if self.full and self.model.known(id, id.slot, self.now):
             is_known = getattr(result, "status", "") == "duplicate"

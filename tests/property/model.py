@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAIRNESS = 5  # one take in so many looks at retries first,
+KEPT = 0x40  # the first byte of ids that their sender may send again is at least this
 PRIORITIES_LEAD = 3  # and of each five the third at priorities
 
 
@@ -45,6 +46,7 @@ class Msg:
     moved: bool = False  # timed, or put elsewhere by hand: no order of sending is promised
     timed_priority: int = 0  # of the topic; 0: "first"
     requested: bool = False  # the cancellation of its delivery
+    keep: int = 0  # how long its result is kept, ms
 
     def timed(self, due: int, asks: bool, line: int) -> None:
         self.family, self.due, self.asks, self.order = "timed", due, asks, line
@@ -111,6 +113,8 @@ class Slot:
         )
 
     def remember(self, id: bytes, now: int) -> None:
+        if id[0] < KEPT:
+            return
         turn = self._turn(now)
         if turn != self.turn:
             if self.turn is None or turn > self.turn:

@@ -203,6 +203,90 @@ STEPS: dict[str, list[Change]] = {
     ],
 }
 
+_COPY = "if died.dead_to then\ncopy_dead(died, now)"
+_KEPT_UNTIL = "keeping, '-inf', now"
+# Hunted by the machine of results and follow-ups: those that break results,
+RESULTS: dict[str, list[Change]] = {
+    "an ack stores no result": [
+        ("ack_then", "redis.call('HSET', results, id, letter", "string.upper(id, letter"),
+        ("ack_then", "note_outcomes(valid_ids, now, nil, results_given, keep)", ""),
+    ],
+    "an ack stores no value": [
+        ("ack_then", "write48(now) .. string.sub(given, 2)", "write48(now)"),
+        ("ack_then", "at .. string.sub(text, 2)", "at"),
+    ],
+    "a plain ack settles what keeps its result": [("ack", "if outcomes then", "if false then")],
+    "the end of a lease stores no result": [
+        ("rollback_expired_leases", "note_outcomes(ids, now, 'd')", "")
+    ],
+    "a nack stores no result": [("nack", "note_outcomes(ids, now, 'd')", "")],
+    "a cancel stores no result": [("cancel", "note_outcomes(ids, now, 'c')", "")],
+    "a purge stores no result": [("purge", "note_outcomes(ids, now, 'p')", "")],
+    "a redrive leaves the result": [
+        ("redrive", "redis.call('HEXISTS', slot, 'outcomes') == 1", "false")
+    ],
+    "a result is removed too early": [
+        (name, _KEPT_UNTIL, _KEPT_UNTIL + " + 5000") for name in ("ack_then", "reject", "nack")
+    ],
+    "a result is kept too long": [
+        ("ack_then", "now + keep, id", "now + keep + 1000, id"),
+        ("ack_then", "now + own_keep", "now + own_keep + 1000"),
+    ],
+    "a result past its keeping is shown": [("result", "ends <= now", "false")],
+    "a merge forgets to keep the result": [("merge", "if keep_of(record) then", "if true then")],
+    "a send does not note that a result is kept": [
+        ("send", "redis.call('HSET', slot, 'outcomes', 1)", "")
+    ],
+    "a message without a mark gets a result": [
+        ("reject", "(keep or keep_of(batch[i - from + 1]))", "(keep or 7000)")
+    ],
+}
+# and those that break follow-ups.
+FOLLOW_UPS: dict[str, list[Change]] = {
+    "a lost lease does not drop its follow-ups": [
+        ("ack_then", "if string.byte(letters, deliveries[place]) == wanted then", "if true then")
+    ],
+    "a cancelled delivery sends what its rejection names": [
+        ("reject", "if string.byte(letters, deliveries[place]) == wanted then", "if true then")
+    ],
+    "an ack forgets entries for other slots": [
+        ("ack_then", "redis.call('ZADD', pending, 0,", "string.upper('',"),
+        ("ack_then", "redis.call('ZADD', pending, unpack(entries))", ""),
+    ],
+    "a rejection forgets its follow-ups": [
+        ("reject", "redis.call('ZADD', pending, unpack(entries))", "")
+    ],
+    "a follow-up for the same slot is also pending": [("ack_then", "table.remove(away, here)", "")],
+    "a follow-up for the same slot is stored before older entries": [
+        ("ack_then", "not redis.call('ZSCORE', targets, place)", "true")
+    ],
+    "the target does not compare numbers": [("pending_send", "tonumber(fields[5] or -1)", "-1")],
+    "the target does not note the number": [
+        ("pending_send", "'HSET', slot, '<' .. source", "'HSET', slot, '<x'")
+    ],
+    "an entry that was not sent is removed": [
+        ("pending_settle", "number_text(upto)", "number_text(upto + 1)")
+    ],
+    "entries go to a topic that is paused": [
+        ("pending_send", "if new > 0 and fields[11] then", "if false then")
+    ],
+    "entries go to a topic that is full": [
+        ("pending_send", "elseif new > 0 and count_room(new) < new then", "elseif false then")
+    ],
+    "a refused entry is dropped": [
+        (
+            "pending_settle",
+            "if not entry or string.sub(entry",
+            "redis.call('ZREM', pending, entry or '') if true or string.sub(entry",
+        )
+    ],
+    "a nack copies no dead letter": [("nack", "if died.dead_to then", "if false then")],
+    "the end of a lease copies no dead letter": [
+        ("rollback_expired_leases", "if died.dead_to then", "if false then")
+    ],
+    "a dead letter is copied twice": [("reject", _COPY, _COPY + " copy_dead(died, now)")],
+}
+
 
 def offload(patch: pytest.MonkeyPatch) -> None:
     """Let the scripts take the JSON of the machine for references to objects in a store.

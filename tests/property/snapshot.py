@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -166,15 +167,27 @@ def check_tombstones(before: Look, seen: Look, slot: int) -> None:
     claim(not stay & set(new), f"slot {slot}: an object was released before its message")
 
 
-def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:
-    """No key under the prefix but those that rmq/kernel/core/keys.py spells."""
-    ours = {topic_key(prefix, topic), topics_key(prefix)}
+def check_keys(
+    raw: redis.Redis,
+    topic: str,
+    slots: list[SlotKeys],
+    prefix: str = "rmq",
+    others: Sequence[str] = (),
+) -> None:
+    """No key under the prefix but those that rmq/kernel/core/keys.py spells.
+
+    The keys of other topics, in `others`, are not checked.
+    """
+    ours = {topic_key(prefix, topic), topics_key(prefix), *(topic_key(prefix, o) for o in others)}
+    of_others = tuple(f"{prefix}:{{{name}_".encode() for name in others)
     stems = [name for name in SlotKeys.__slots__ if name.endswith("_stem")]
     own = [name for name in SlotKeys.__slots__ if name in TYPES]
     for one in slots:
         ours |= {getattr(one, name) for name in own}
     for key in raw.scan_iter(match=prefix + ":*", count=1000):
-        known = key in ours or any(
-            key.startswith(tuple(getattr(one, name) for name in stems)) for one in slots
+        known = (
+            key in ours
+            or key.startswith(of_others or (b"?",))
+            or any(key.startswith(tuple(getattr(one, name) for name in stems)) for one in slots)
         )
         claim(known, f"a stray key: {key!r}")

@@ -17,16 +17,19 @@ from tests.property.driver import Driver
 from tests.property.grouped import Grouped
 from tests.property.machine import LARGE, Machine
 from tests.property.mutants import (
+    FOLLOW_UPS,
     GROUPS,
     IN_ORDER,
     LARGE_BODIES,
     MUTANTS,
     OFFLOADED,
+    RESULTS,
     TwoStepDriver,
     few_places,
     loader,
     offload,
 )  # fmt: skip
+from tests.property.outcomes import Outcomes
 from tests.property.snapshot import Violation
 from tests.servers import Server
 
@@ -113,6 +116,23 @@ def test_the_machine_of_groups_catches_every_mutant(
     monkeypatch.setattr(script_loader, "load", loader(GROUPS[mutant]))
 
     with pytest.raises(Violation) as found:
+        hunt(Run)
+
+    print(f"\n{mutant}: {str(found.value)[:200]} (after {Run.steps} steps)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", RESULTS | FOLLOW_UPS)
+def test_the_machine_of_outcomes_catches_every_mutant(
+    ours: Server, monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    class Run(Outcomes):
+        server = ours
+        reached: ClassVar[Counter[str]] = Counter()
+
+    monkeypatch.setattr(script_loader, "load", loader((RESULTS | FOLLOW_UPS)[mutant]))
+
+    with pytest.raises((Violation, FlakyFailure)) as found:
         hunt(Run)
 
     print(f"\n{mutant}: {str(found.value)[:200]} (after {Run.steps} steps)")
