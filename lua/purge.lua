@@ -74,6 +74,8 @@ end
 local purged = redis.call('ZREM', queue, unpack(ids))
 if is_store then
   note_outcomes(ids, now, 'p')
+else
+  note_outcomes(ids, now, 'p', nil, nil, true)
 end
 drop_for_good(audited, tonumber(chunk), ids, now)
 if #merge_keys > 0 then

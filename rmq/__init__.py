@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rmq.errors import (
         AccessDenied,
         AlreadySettled,
+        BatchClosed,
+        BatchNotFound,
         Cancelled,
         ClaimLost,
         ConfigurationError,
@@ -70,6 +72,9 @@ if TYPE_CHECKING:
         WorkRolledBack,
     )
     from rmq.features.audit.audit import Audit, AuditResult, Missing
+    from rmq.features.batches.batch import AsyncBatch
+    from rmq.features.batches.batch_blocking import Batch
+    from rmq.features.batches.flows import BatchState
     from rmq.features.dead_letters.filter import DeadLetterFilter
     from rmq.features.dead_letters.flows import RedriveResult
     from rmq.features.dead_letters.jobs.job import Job, JobOutcome
@@ -93,6 +98,7 @@ if TYPE_CHECKING:
     from rmq.features.topic_admin.resize import ResizeResult
     from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
     from rmq.features.workers.wanted import WorkersWanted
+    from rmq.kernel.batches.ref import BatchCounts
     from rmq.kernel.consumer.consumer import AsyncConsumer
     from rmq.kernel.consumer.consumer_blocking import Consumer
     from rmq.kernel.core.access import AccessToken
@@ -141,7 +147,8 @@ _MODULES = {
     "rmq.errors": (
         "AccessDenied AlreadySettled Cancelled ClaimLost ConfigurationError DecodeError "
         "DeliveryError EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey "
-        "InvalidReceipt InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable "
+        "BatchClosed BatchNotFound InvalidReceipt InvalidType InvalidValue JobNotFound LeaseLost "
+        "LifespanFailed NotDurable "
         "NotFinished OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ResultNotFound "
         "ScheduleNotFound ScriptFailed SendError SettingsMismatch StageLost StorageError "
         "StoreUnavailable TopicNotEmpty TopicNotFound TopicPaused TopicVanished Unavailable "
@@ -170,6 +177,10 @@ _MODULES = {
     "rmq.features.topic_admin.resize": "ResizeResult",
     "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
     "rmq.features.workers.wanted": "WorkersWanted",
+    "rmq.features.batches.batch": "AsyncBatch",
+    "rmq.features.batches.batch_blocking": "Batch",
+    "rmq.features.batches.flows": "BatchState",
+    "rmq.kernel.batches.ref": "BatchCounts",
     "rmq.kernel.consumer.consumer": "AsyncConsumer",
     "rmq.kernel.consumer.consumer_blocking": "Consumer",
     "rmq.kernel.core.access": "AccessToken",
@@ -223,24 +234,25 @@ if not TYPE_CHECKING:  # without this condition, type checkers would accept ever
 
 __all__ = [
     "AccessDenied", "AccessToken", "AclRules", "Admin", "AlreadySettled", "AsyncAdmin",
-    "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery", "AsyncResultHandle",
-    "AsyncSchedule", "AsyncStage", "AsyncTopic", "Attempt", "Audit", "AuditLine", "AuditResult",
-    "Cancelled", "ClaimLost", "ClaimStatus", "Claims", "Client", "Compressed", "Concurrency",
-    "ConfigurationError", "Consumer", "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups",
-    "DeadLetterPage", "DecodeError", "DeleteResult", "Delivery", "DeliveryError", "Depends",
-    "DueCount", "EmbeddedError", "EncodeError", "Encrypted", "Exponential", "Failure", "Finding",
-    "FormatMismatch", "Fsync", "GroupPage", "GroupState", "Groups", "HandlerRun", "HandlerStatus",
-    "Health", "HeldQuery", "Immediate", "Interceptor", "InvalidFilter", "InvalidKey",
-    "InvalidReceipt", "InvalidType", "InvalidValue", "Job", "JobNotFound", "JobOutcome",
-    "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId", "MessageOutcome", "Missing",
-    "NotDurable", "NotFinished", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing", "Page",
-    "Pause", "PayloadTooLarge", "PeekPage", "PendingFollowUp", "Progress", "PublishResult", "Query",
-    "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt", "RedriveResult", "Reject",
-    "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound", "ResultState", "Results",
-    "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed",
-    "SendError", "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage",
-    "StageContent", "StageLost", "Step", "StorageError", "StoreUnavailable", "SweepResult", "Then",
-    "Topic", "TopicNotEmpty", "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished",
-    "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules",
-    "as_completed", "idempotent",
+    "AsyncBatch", "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery",
+    "AsyncResultHandle", "AsyncSchedule", "AsyncStage", "AsyncTopic", "Attempt", "Audit",
+    "AuditLine", "AuditResult", "Batch", "BatchClosed", "BatchCounts", "BatchNotFound",
+    "BatchState", "Cancelled", "ClaimLost", "ClaimStatus", "Claims", "Client", "Compressed",
+    "Concurrency", "ConfigurationError", "Consumer", "DeadLetterFilter", "DeadLetterGroup",
+    "DeadLetterGroups", "DeadLetterPage", "DecodeError", "DeleteResult", "Delivery",
+    "DeliveryError", "Depends", "DueCount", "EmbeddedError", "EncodeError", "Encrypted",
+    "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync", "GroupPage", "GroupState",
+    "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
+    "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
+    "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
+    "MessageOutcome", "Missing", "NotDurable", "NotFinished", "Offloaded", "Outcome",
+    "OutcomeUnknown", "Outgoing", "Page", "Pause", "PayloadTooLarge", "PeekPage", "PendingFollowUp",
+    "Progress", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt",
+    "RedriveResult", "Reject", "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound",
+    "ResultState", "Results", "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState",
+    "Scheduler", "ScriptFailed", "SendError", "SendResult", "Settings", "SettingsMismatch", "Sink",
+    "Snooze", "Span", "Stage", "StageContent", "StageLost", "Step", "StorageError",
+    "StoreUnavailable", "SweepResult", "Then", "Topic", "TopicNotEmpty", "TopicNotFound",
+    "TopicPaused", "TopicSettings", "TopicVanished", "Unavailable", "WorkRolledBack", "Worker",
+    "WorkerStatus", "WorkersWanted", "acl_rules", "as_completed", "idempotent",
 ]  # fmt: skip

@@ -112,6 +112,14 @@ class JobNotFound(ConfigurationError):
     """There is no job with this id, or the job ended long ago."""
 
 
+class BatchNotFound(ConfigurationError):
+    """There is no batch with this name, or it ended long ago."""
+
+
+class BatchClosed(ConfigurationError):
+    """The batch takes no new members, because it was closed, cancelled or has ended."""
+
+
 class TopicNotEmpty(ConfigurationError):
     """The topic has messages and was not deleted, because the call did not force the deletion."""
 

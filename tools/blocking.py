@@ -25,6 +25,8 @@ SOURCES = (
     "rmq.client.client",
     "rmq.client.topic",
     "rmq.features.audit.admin",
+    "rmq.features.batches.admin",
+    "rmq.features.batches.batch",
     "rmq.features.claims.admin",
     "rmq.features.dead_letters.admin",
     "rmq.features.dead_letters.jobs.admin",

@@ -9,13 +9,15 @@ ARGV[5..] members, at most 1000, 13 bytes each.
 Returns   a character for each member: 1 done; 0 not in the DeadQueue, or died later; m not moved,
           because it is on its way to another topic
 Cost      O(n log L)
-Atomic    Only dead letters move, with their time of death. Record and failure entry stay. Works
+Atomic    Only dead letters move, with their time of death. Record and failure entry stay. The
+          end of a member is stored for a batch that waits for it. Works
           while Redis is at maxmemory. A call that is sent twice gets the first answer again.
 ]]
---- @keys slot dead trash deaths records failures audit bodies
+--- @keys slot dead trash deaths records failures audit bodies results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+--- @include "lib/results/note_outcomes"
 --- @include "lib/dead_letters/holds"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
@@ -44,6 +46,8 @@ redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
+redis.call('HLEN', results)
+redis.call('ZCARD', keeping)
 local outcomes, ids, add, died_at, seen = {}, {}, {}, {}, {}
 for i = 5, #ARGV do
   local id = ARGV[i]
@@ -63,6 +67,7 @@ end
 if #ids > 0 then
   allow_oom(dead)
   redis.call('ZREM', dead, unpack(ids))
+  note_outcomes(ids, now, 'p', nil, nil, true)
   if keep == 0 then
     drop_for_good(audited, tonumber(chunk), ids, now)
     redis.call('HINCRBY', slot, 'purged', #ids)

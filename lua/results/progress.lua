@@ -50,7 +50,7 @@ if cancelling then
     return 3
   end
 end
-if not outcomes or not keep_of(record) then
+if not outcomes or (keep_of(record) or 0) == 0 then
   return 2
 end
 redis.call('HSET', results, id, 'r' .. write48(now) .. ARGV[4])

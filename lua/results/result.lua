@@ -65,7 +65,7 @@ for i = 2, #ARGV do
   local letter, keeps, entry, ends = queue_of(id), 0, '', 0
   if outcomes then
     local record = letter ~= 'g' and redis.call('HGET', records, id) or ''
-    keeps = keep_of(record) and 1 or 0
+    keeps = (keep_of(record) or 0) > 0 and 1 or 0
     entry, ends = entry_of(id, letter)
     entry_bytes, record_bytes = entry_bytes + #entry, record_bytes + #record
   end

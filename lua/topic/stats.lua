@@ -14,7 +14,8 @@ Returns   A list of numbers, and a text at its end:
                  went back at once), rolled back, dead-lettered, redriven, cancelled, expired,
                  dropped, purged, dead letters dropped
           29-30  paused groups, groups held by a dead letter
-          31-32  pending follow-ups, and how long the oldest of up to 24 targets has waited, ms
+          31-32  pending follow-ups and ends of batch members, and how long the oldest of the
+                 follow-ups for up to 24 targets has waited, ms
           33     results
           34     the server's time (epoch ms)
           35     the counts of lateness_report, as text
@@ -173,7 +174,7 @@ counters[DELIVERED] = tonumber(counters[DELIVERED] or 0) - tonumber(skipped or 0
 for i = 1, #counters do
   reply[#reply + 1] = tonumber(counters[i] or 0)
 end
-reply[#reply + 1] = redis.call('ZCARD', pending)
+reply[#reply + 1] = redis.call('ZCARD', pending) + redis.call('ZCOUNT', keeping, '+inf', '+inf')
 reply[#reply + 1] = pending_age(now_us)
 reply[#reply + 1] = redis.call('ZCARD', keeping)
 reply[#reply + 1] = now

@@ -15,13 +15,13 @@ Atomic    Types are checked before the first write, and no write needs memory. A
           continues.
 ]]
 --- @keys slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals store prepare results keeping
+--- @include "lib/results/results"
 --- @include "lib/dead_letters/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/take/key_limits"
 --- @include "lib/replay"
---- @include "lib/results/results"
 --- @include "lib/send/dedup_window"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"

@@ -51,6 +51,10 @@ COMMANDS = {
         "rmq.features.dead_letters.jobs.cli:job",
         "List, pause, resume and stop jobs, which change many messages in the background.",
     ),
+    "batch": CommandEntry(
+        "rmq.features.batches.cli:batch",
+        "List, show, close and cancel batches: messages that end together.",
+    ),
     "stats": CommandEntry(
         "rmq.features.topic_admin.cli.stats:stats",
         "Show the counts of all topics, or all counts of one TOPIC.",

@@ -112,6 +112,7 @@ ACTS = dict.fromkeys((
     "query release", "sink forget", "schedule delete", "schedule pause", "schedule resume",
     "schedule run", "topic apply", "topic create", "topic delete", "topic pause", "topic resize",
     "topic resume", "topic set", "groups pause", "groups resume", "groups release", "groups purge",
+    "batch close", "batch cancel",
 ), "") | {"claim": "delete", "audit": "forget"}  # fmt: skip
 ACT_TEXT_MAX = 500  # characters of a command's arguments
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from rmq.features.audit.admin import AsyncAuditAdmin
+from rmq.features.batches.admin import AsyncBatchAdmin
 from rmq.features.claims.admin import AsyncClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin
@@ -26,6 +27,7 @@ class AsyncAdmin(
     AsyncMessageAdmin,
     AsyncGroupAdmin,
     AsyncFollowUpAdmin,
+    AsyncBatchAdmin,
     AsyncDeadLetterAdmin,
     AsyncJobAdmin,
     AsyncAuditAdmin,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from rmq.features.audit.admin_blocking import AuditAdmin
+from rmq.features.batches.admin_blocking import BatchAdmin
 from rmq.features.claims.admin_blocking import ClaimAdmin
 from rmq.features.dead_letters.admin_blocking import DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin_blocking import JobAdmin
@@ -24,6 +25,7 @@ class Admin(
     MessageAdmin,
     GroupAdmin,
     FollowUpAdmin,
+    BatchAdmin,
     DeadLetterAdmin,
     JobAdmin,
     AuditAdmin,

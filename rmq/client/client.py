@@ -15,17 +15,22 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, Unpack
 
 from rmq.client.admin import AsyncAdmin
 from rmq.client.topic import AsyncTopic
-from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue, RMQError, StorageError
+from rmq.features.batches.batch import AsyncBatch
+from rmq.features.batches.flows import BATCH_KEEP, Dead, Definition, definition_of
+from rmq.kernel.batches.ref import parse_ref
 from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.environment import variable
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.core.keys import check_name, wake_channel
-from rmq.kernel.core.results import Results
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.results import BATCH_MARK, Results
 from rmq.kernel.core.sequence import ProducerSequence
 from rmq.kernel.core.settings import TopicSettings
 from rmq.kernel.core.steps import ENTRY_BYTES, ENTRY_MOST
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.handlers.dependencies import check_lifespan
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
@@ -59,6 +64,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 EXIT_S = 1.0  # longest wait for a reply of Redis at the end of a process
 DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PREFIX = "rmq"
+
+
+def _callback_of(then: object) -> tuple[Any, Outgoing]:
+    if not isinstance(then, tuple) or len(then) != 2 or not isinstance(then[1], Outgoing):
+        raise InvalidType(
+            f"then: {type(then).__name__}; give a pair of a topic and an rmq.Outgoing"
+        )
+    return then
 
 
 def facts(info: bytes) -> dict[str, str]:
@@ -130,6 +143,26 @@ class ClientBase:
         context.siblings, context.result_signals = self._contexts, self._result_signals
         self._contexts.add(context)
         return context
+
+    def _batch(
+        self,
+        name: str | DeliveryData,
+        then: tuple[Any, Outgoing] | None,
+        dead: Dead,
+        timeout: Duration | None,
+        keep: Duration,
+    ) -> Definition:
+        if isinstance(name, DeliveryData):
+            ref = parse_ref(name.marks.get(BATCH_MARK, ""))
+            if ref is None:
+                raise InvalidValue(f"name: {name.id} is no member of a batch; give a name")
+            return definition_of(self._context(name.topic, "json", None, ENTRY_BYTES, {}), ref)
+        topic, callback = (name, None) if then is None else _callback_of(then)
+        topic_name = getattr(topic, "name", topic)
+        home = next((each for each in list(self._contexts) if each.name == topic_name), None)
+        if home is None:
+            home = self._context(topic_name, "json", None, ENTRY_BYTES, {})
+        return Definition(home, name, callback, dead, timeout, keep)
 
     def lifespan(self, function: F) -> F:
         """Register a function with code for the start and the end of each worker process.
@@ -258,6 +291,36 @@ class AsyncClient(ClientBase):
             self._context(name, codec, results, step_bytes, settings),
             self._handlers,
         )
+
+    def batch(
+        self,
+        name: str | DeliveryData,
+        *,
+        then: tuple[Any, Outgoing] | None = None,
+        dead: Dead = "count",
+        timeout: Duration | None = None,
+        keep: Duration = BATCH_KEEP,
+    ) -> AsyncBatch:
+        """Return a batch: messages that end together, and then send one message.
+
+        This sends nothing to Redis. Use the batch in a `with` block, which opens and closes it.
+
+        Args:
+            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - A known name continues
+                the batch with this name. The handler of a member may give its delivery instead, to
+                add members, also after the batch was closed.
+            then: The callback: a pair of a topic and an rmq.Outgoing. It may be omitted if the
+                batch exists.
+            dead: "count" if a dead letter has ended. With "wait", the batch waits until its dead
+                letters are redriven and end, or are removed.
+            timeout: Time after which `rmq server` closes the batch if the program has not closed
+                it, in seconds or as a timedelta. Default: never.
+            keep: How long the batch is kept after its end, in seconds or as a timedelta.
+
+        Raises:
+            InvalidValue, InvalidType: An argument is not valid.
+        """
+        return AsyncBatch(self._transport.run, self._batch(name, then, dead, timeout, keep))
 
     async def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""

@@ -6,19 +6,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from rmq.client.admin_blocking import Admin
 from rmq.client.client import ClientBase, facts
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, StorageError
+from rmq.features.batches.batch_blocking import Batch
+from rmq.features.batches.flows import BATCH_KEEP, Dead
 from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.core.keys import wake_channel
+from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.results import Results
 from rmq.kernel.core.settings import TopicSettings
 from rmq.kernel.core.steps import ENTRY_BYTES
 from rmq.kernel.core.validation import Duration
+from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.producer import report
 
 
@@ -94,6 +98,36 @@ class Client(ClientBase):
             self._context(name, codec, results, step_bytes, settings),
             self._handlers,
         )
+
+    def batch(
+        self,
+        name: str | DeliveryData,
+        *,
+        then: tuple[Any, Outgoing] | None = None,
+        dead: Dead = "count",
+        timeout: Duration | None = None,
+        keep: Duration = BATCH_KEEP,
+    ) -> Batch:
+        """Return a batch: messages that end together, and then send one message.
+
+        This sends nothing to Redis. Use the batch in a `with` block, which opens and closes it.
+
+        Args:
+            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - A known name continues
+                the batch with this name. The handler of a member may give its delivery instead, to
+                add members, also after the batch was closed.
+            then: The callback: a pair of a topic and an rmq.Outgoing. It may be omitted if the
+                batch exists.
+            dead: "count" if a dead letter has ended. With "wait", the batch waits until its dead
+                letters are redriven and end, or are removed.
+            timeout: Time after which `rmq server` closes the batch if the program has not closed
+                it, in seconds or as a timedelta. Default: never.
+            keep: How long the batch is kept after its end, in seconds or as a timedelta.
+
+        Raises:
+            InvalidValue, InvalidType: An argument is not valid.
+        """
+        return Batch(self._transport.run, self._batch(name, then, dead, timeout, keep))
 
     def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""

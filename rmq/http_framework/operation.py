@@ -153,14 +153,14 @@ class RequestContext:
             )
 
 
-def check_confirm(confirm: str | None, topic: str) -> None:
-    """Check that a destructive request repeats the name of its topic.
+def check_confirm(confirm: str | None, name: str, name_of: str = "topic") -> None:
+    """Check that a destructive request repeats the name of its topic, or of another object.
 
     Raises:
         ApiError: The name is missing or differs.
     """
-    if confirm != topic:
-        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+    if confirm != name:
+        raise ApiError("invalid", f"confirm: give the name of the {name_of}", "confirm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
 _BY_EXCEPTION: dict[type, str] = {
     errors.TopicNotFound: "topic-not-found", errors.TopicVanished: "topic-not-found",
     errors.ScheduleNotFound: "not-found", errors.JobNotFound: "not-found",
+    errors.BatchNotFound: "not-found",
     errors.TopicNotEmpty: "conflict", errors.SettingsMismatch: "conflict",
     errors.FormatMismatch: "conflict", errors.QueryOwned: "conflict",
     errors.TopicPaused: "conflict", errors.AccessDenied: "redis-denied",

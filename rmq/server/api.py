@@ -20,6 +20,7 @@ from rmq.client.client import AsyncClient
 from rmq.errors import RMQError
 from rmq.features.audit import http as audit_http
 from rmq.features.audit_trail import http as audit_trail_http
+from rmq.features.batches import http as batches_http
 from rmq.features.claims import http as claims_http
 from rmq.features.dead_letters import http as dead_letters_http
 from rmq.features.dead_letters.jobs import http as jobs_http
@@ -163,6 +164,7 @@ TABLES = (
     jobs_http.TABLE, schedules_http.TABLE, queries_http.TABLE, claims_http.TABLE,
     audit_trail_http.TABLE, doctor_http.TABLE, audit_http.TABLE, TABLE,
     workers_http.TABLE, groups_http.TABLE, follow_ups_http.TABLE,
+    batches_http.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408

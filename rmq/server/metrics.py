@@ -40,6 +40,7 @@ class ServerMetrics:
             ms ago, or None.
         wanted: Function that returns, by topic, the number of worker processes that are needed.
         long_runs: Function that returns, by topic, the number of runs that may hang.
+        batches: Function that returns the number of batches whose callback has not been sent.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class ServerMetrics:
         before: Callable[[str, int], Figures | None] = lambda topic, window_ms: None,
         wanted: Callable[[], dict[str, WorkersWanted]] = dict,
         long_runs: Callable[[], Mapping[str, int]] = dict,
+        batches: Callable[[], int] = int,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
         self._families = packages.load("prometheus_client.core", "server", "/metrics")
         self._topics, self._state, self._queries = topics, state, queries
         self._before, self._wanted, self._long_runs = before, wanted, long_runs
+        self._batches = batches
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
         self._library = library
@@ -90,6 +93,7 @@ class ServerMetrics:
         yield of_topics(metrics.GROUPS_HELD, lambda count: count["groups_held"])
         yield of_topics(metrics.PENDING, lambda count: count["pending"])
         yield of_topics(metrics.PENDING_AGE, lambda count: count["pending_ms"] / 1000)
+        yield self._family(metrics.BATCHES_OPEN, [((), self._batches())])
         yield of_topics(metrics.PAUSED, lambda count: count["paused_ms"] > 0)
         yield of_topics(metrics.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)
         yield self._family(metrics.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.features.audit import pages as audit_pages
 from rmq.features.audit_trail import pages as audit_trail_pages
+from rmq.features.batches import pages as batches_pages
 from rmq.features.dead_letters import pages as dead_letters_pages
 from rmq.features.dead_letters.jobs import pages as jobs_pages
 from rmq.features.doctor.look import SEVERITIES, Finding
@@ -96,7 +97,8 @@ def _then(request: PageRequest, path: str) -> str:
 TABLES = (
     topic_pages.PAGES, messages_pages.PAGES, leases.PAGES, dead_letters_pages.PAGES,
     audit_pages.PAGES, schedules_pages.PAGES, workers_pages.PAGES, jobs_pages.PAGES, HEALTH_PAGES,
-    audit_trail_pages.PAGES, tokens_pages.PAGES, groups_pages.PAGES, SIGNING_IN_PAGES,
+    audit_trail_pages.PAGES, tokens_pages.PAGES, groups_pages.PAGES, batches_pages.PAGES,
+    SIGNING_IN_PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)
 # For host applications that sign users in themselves.

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from rmq.client.client_blocking import Client
 from rmq.errors import RMQError
 from rmq.features.audit.service import Audits
+from rmq.features.batches.service import Batches
 from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
 from rmq.features.follow_ups.service import FollowUps
@@ -73,6 +74,7 @@ class Server:
         self.survey = Survey(transport, config.prefix)
         self._jobs = Jobs(transport, config.prefix)
         self.audits = Audits(transport, self.survey)
+        self.batches = Batches(transport, config.prefix)
         self.queries = Queries(transport, self.survey)
         self.wanted = Wanted(transport, config.prefix, self.survey)
         services: list[Service] = [
@@ -91,6 +93,7 @@ class Server:
             Resizes(transport, config.prefix, self.survey),
             Offloading(transport, self.survey),
             FollowUps(transport, self.survey),
+            self.batches,
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]
@@ -102,6 +105,7 @@ class Server:
             self.survey.before,
             lambda: self.wanted.by_topic if leads() else {},
             lambda: self.wanted.long_runs,
+            lambda: self.batches.open if leads() else 0,
         )
         api = make_api(lambda: open_client(url, config.prefix), state, config.redact)
         application = make_application(

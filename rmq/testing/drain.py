@@ -21,7 +21,7 @@ from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.delivery.dispositions import DISPOSITIONS
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
-from rmq.kernel.follow_ups.flows import sweep
+from rmq.kernel.follow_ups.sweep import sweep
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.topic import opening

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.acl import (
+    batching as batching,
     operating as operating,
     receiving as receiving,
     sending as sending,

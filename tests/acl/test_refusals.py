@@ -25,7 +25,7 @@ OTHERS = {
     "producer": [
         "receives_and_settles", "receives_many", "receives_timed", "receives_large_bodies",
         "receives_in_order", "receives_at_most_once", "rolls_back", "replays_a_query",
-        "claims_keys", "reports_its_status", "serves_schedules", "repairs", "looks",
+        "claims_keys", "reports_its_status", "serves_schedules", "looks",
         "operates_queries", "creates_and_deletes_topics",
     ],
     "consumer": [

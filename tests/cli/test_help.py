@@ -26,7 +26,9 @@ ALL = sorted(commands(cli))
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
-        "audit", "audit-trail", "cancel", "claim", "completion", "config show",
+        "audit", "audit-trail",
+        "batch cancel", "batch close", "batch ls", "batch show",
+        "cancel", "claim", "completion", "config show",
         "dlq export",
         "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive",
         "dlq restore", "dlq show",

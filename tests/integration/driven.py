@@ -18,7 +18,7 @@ both_clients = pytest.mark.parametrize("kind", ["sync", "async"], indirect=True)
 
 _WRAPPED = (
     rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin,
-    rmq.AsyncQuery, rmq.AsyncStage, rmq.AsyncSchedule, rmq.AsyncResultHandle,
+    rmq.AsyncBatch, rmq.AsyncQuery, rmq.AsyncStage, rmq.AsyncSchedule, rmq.AsyncResultHandle,
 )  # fmt: skip
 
 

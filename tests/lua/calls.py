@@ -17,6 +17,7 @@ from rmq.features.messages import scripts as messages_scripts
 from rmq.features.schedules import scripts
 from rmq.features.spark import scripts as queries_scripts
 from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.batches import scripts as batches_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import ids
 from rmq.kernel.core.ids import member_of
@@ -26,6 +27,7 @@ from rmq.kernel.results import scripts as results_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import leader
 from rmq.kernel.transport.flow.steps import Command
+from tests.lua import batching
 from tests.lua.box import Box
 from tests.lua.following import (
     TARGET,
@@ -58,6 +60,16 @@ from tests.lua.furnished import (
 
 JOBS = ("job_pause", "job_resume", "job_start", "job_step", "job_stop", "job_take")
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
+
+
+MEMBER_ID, BATCHED = ids.make(0, 7, 2)
+
+
+def _batch(box: Box) -> str:
+    """A batch with an open member. Return its name."""
+    batching.open_batch(box)
+    batching.add(box, [MEMBER_ID])
+    return batching.NAME
 
 
 def schedule_send(f: Furnished, **options: Any) -> Command[Any]:
@@ -121,6 +133,19 @@ CALLS: dict[str, Call] = {
     "ack": _call(lambda f, b: ack_without_results(f)),
     "ack_then": _call(lambda f, b: settle_and_follow(f)),
     "audit_open": _call(lambda f, b: audit_scripts.audit_open(b.keys, every_ms=1000)),
+    "batch_add": _call(
+        lambda f, b: batches_scripts.batch_add(b.keys, _batch(b), "rows", [BATCHED])
+    ),
+    "batch_close": _call(lambda f, b: batches_scripts.batch_close(b.keys, _batch(b))),
+    "batch_end": _call(
+        lambda f, b: batches_scripts.batch_end(b.keys, _batch(b), [(str(MEMBER_ID), "s")])
+    ),
+    "batch_open": _call(
+        lambda f, b: batches_scripts.batch_open(
+            b.keys, "other", batching.TARGET, batching.CALLBACK, batching.COUNTS_AT, "count", 0, 9
+        )
+    ),
+    "member_ends": _call(lambda f, b: batches_scripts.member_ends(b.keys, [], 10)),
     "cancel": _call(lambda f, b: messages_scripts.cancel(b.handle, b.keys, b.session(), f.window)),
     "audit_scan": _call(lambda f, b: audit_scripts.audit_scan(b.keys, b"0", 100)),
     "claim": _call(lambda f, b: consumer_scripts.claim(b.keys, [CLAIM], [OWNER], 600_000)),
@@ -437,6 +462,11 @@ NUMBERS: dict[str, dict[int, str]] = {
     "query_rollback": {0: "now_us", 2: "limit"},
     "query_fail": {0: "now_us", 4: "number", 6: "wait_ms"},
     "progress": {0: "now_us"},
+    "batch_add": {0: "now_us"},
+    "batch_close": {0: "now_us", 1: "cancelled"},
+    "batch_end": {0: "now_us"},
+    "batch_open": {0: "now_us", 3: "counts_at", 5: "timeout_ms", 6: "keep_ms"},
+    "member_ends": {0: "limit"},
     "step": {0: "now_us", 6: "most"},
     "query_inspect": {0: "now_us"},
     "result": {0: "now_us"},

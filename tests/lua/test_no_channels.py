@@ -32,6 +32,7 @@ FREEING = ("ack", "query_reject", "query_settle", "reject")
 LETTING_OUT = ("cancel", "drop_expired", "purge")
 # They only tell the senders that wait for results: test_results.
 TELLING = ("pending_settle", "progress", "query_take")
+SILENT = ("tidy", "trash")  # they store ends of members for batches, and publish nothing
 PROBING = ("next_ready", "prepare", "withdraw")  # for credits: test_credits
 
 
@@ -53,7 +54,7 @@ def test_every_script_that_signals_is_looked_at_here() -> None:
         name for name in script_loader.names() if "'PUBLISH'" in script_loader.load(name).text
     }
     assert signalling == {
-        *WAKING, *FREEING, *LETTING_OUT, *PROBING, *TELLING, "slot",
+        *WAKING, *FREEING, *LETTING_OUT, *PROBING, *TELLING, *SILENT, "slot",
         "group_resume",
     }  # fmt: skip
 

@@ -8,7 +8,7 @@ from tests.lua.following import TARGET, ack_then, follow_up
 
 
 def test_a_slot_without_entries_has_no_targets(box: Box) -> None:
-    assert box.run(scripts.pending(box.keys)) == (box.clock.now_ms, 0, 0, [])
+    assert box.run(scripts.pending(box.keys)) == (box.clock.now_ms, 0, 0, 0, [])
 
 
 def test_targets_come_by_the_time_at_which_they_may_be_sent(box: Box) -> None:
@@ -25,7 +25,7 @@ def test_targets_come_by_the_time_at_which_they_may_be_sent(box: Box) -> None:
 
     now = box.clock.now_ms
     assert reply == (
-        now, 5, 4,
+        now, 5, 4, 0,
         [
             (TARGET, now + 4000, late.number, 2), ("new:7", now + 5000, last.number, 1),
             ("new:70", now + 5000, last.number + 2, 1),

@@ -24,6 +24,11 @@ PLACES = {
         "targets results keeping"
     ),
     "audit_open": "slot audit",
+    "batch_add": "slot batch",
+    "batch_close": "slot batch pending targets",
+    "batch_end": "slot batch pending targets",
+    "batch_open": "slot batch",
+    "member_ends": "slot results keeping",
     "cancel": (
         "slot store prepare records dead failures merge settled0 settled1 audit bodies results "
         "keeping"
@@ -45,7 +50,7 @@ PLACES = {
     ),
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
-    "pending": "slot pending targets",
+    "pending": "slot pending targets keeping",
     "pending_send": (
         "slot store records settled0 settled1 failures merge audit bodies prepare results keeping"
     ),
@@ -140,7 +145,7 @@ PLACES = {
         "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals "
         "store prepare results keeping"
     ),
-    "trash": "slot dead trash deaths records failures audit bodies",
+    "trash": "slot dead trash deaths records failures audit bodies results keeping",
     "restore": "slot dead trash deaths",
     "topic": "topic",
     "topic_close": "topic",
@@ -216,7 +221,8 @@ def test_the_furnished_slot_has_every_key(box):
     found = {name.split(":")[0] for name in box.state()}
     elsewhere = {
         "audit_trail", "history", "job", "joblog", "jobs", "leader", "scheduled", "sink", "topic",
-        "topics", "worker", "workers", "tokens", "tokens_used", "session", "server_secret",
+        "batch", "batches", "topics", "worker", "workers", "tokens", "tokens_used", "session",
+        "server_secret",
     }  # fmt: skip
     assert found | elsewhere == set(keys.TYPES)
 

@@ -43,6 +43,15 @@ SHOWN = {
         rmq.AuditResult, "/topics/lost/audit?older_than=0", "", "audit lost --older-than 0", ""
     ),
     "audit_trail": Places(rmq.AuditLine, "/audit-trail", "lines.0", "audit-trail", "0"),
+    "batch": Places(rmq.BatchState, "/batches/import-7", "", "batch show import-7", ""),
+    "batch_cancel": Places(
+        None, 'POST /batches/import-8/cancel {{"confirm":"import-8"}}', "",
+        "batch cancel import-8 --yes", "",
+    ),
+    "batch_close": Places(
+        None, "POST /batches/import-8/close {{}}", "", "batch close import-8", ""
+    ),
+    "batches": Places(rmq.BatchState, "/batches", "batches.0", "batch ls", "0"),
     "cancel": Places(
         None, "POST /topics/other/messages/{other}/cancel {{}}", "", "cancel other {other}", "0"
     ),
@@ -126,6 +135,8 @@ DIFFERENCES = {
         "job keep": "http command",
     },
     "the command repeats what it was asked": {
+        "batch_cancel batch": "command",
+        "batch_close batch": "command",
         "cancel id": "command",
         "claim consumer": "command",
         "claim deleted": "command",
@@ -247,6 +258,7 @@ def make_topics(url: str, prefix: str) -> dict[str, str]:
         job = admin.job_start("orders", conditions={"ids": [str(sent[1])]})
         admin.job_run(job.id)
         topic.query("a" * 32, "driver").take({})
+        client.topic("batched").open()
         topic.send({"n": 7})
         stage = topic.stage()
         stage.push([rmq.Outgoing(8)])
@@ -256,6 +268,10 @@ def make_topics(url: str, prefix: str) -> dict[str, str]:
         kept = client.topic("kept").send(1, keep_result=60)
         with client.topic("kept").consumer() as consumer:
             consumer.receive()[0].ack(result=2)
+        for name in ("import-8", "import-7"):
+            batch = client.batch(name, then=("kept", rmq.Outgoing("report")))
+            batch.open()
+            batch.send("batched", 1)
         other = client.topic("other").send(1)
         client._transport.run(flows.report(prefix, "0123abcd", _status, 60_000))
         return {"dead": str(sent[2]), "job": job.id, "other": str(other.id), "kept": str(kept.id)}

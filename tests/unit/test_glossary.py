@@ -60,6 +60,8 @@ PLAIN_ENGLISH = {
     "doctor", "finding", "config",
     # definitions as a file
     "apply",
+    # batches
+    "add", "member",
     # metrics
     "idle", "done", "event", "oldest", "slo", "wanted", "running",
     # streaming queries, as Spark and Kafka name them
@@ -180,6 +182,8 @@ EXCEPTIONS = {
     "a lock of a row in a database": """
         sql/outbox/relay_queries.py:locks sql/outbox/resend_queries.py:lock""",
     "a method that click calls": "cli/server.py:callback",
+    "the callback of a batch: a message, which Promises and Celery's chords call so, too": """
+        client/client.py:_callback_of features/batches/flows.py:_encode_callback""",
     "a ring of samples, the oldest of which is overwritten": """
         kernel/core/history.py:Ring kernel/core/history.py:rings_for""",
     "the place of a statement in the text of a script": """

@@ -11,6 +11,7 @@ local function drop_old_dead(audited, before, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, limit)
   if #ids > 0 then
     redis.call('ZREM', dead, unpack(ids))
+    note_outcomes(ids, now, 'o', nil, nil, true)
     drop_for_good(audited, 10, ids, now)
     redis.call('HINCRBY', slot, 'dead_dropped', #ids)
   end

@@ -1,10 +1,14 @@
 -- The mark of a message that keeps its result: its first header, or the second after the number of
--- an audited message, is `rmq-keep`. The value is how long the result is kept, in s. The Python
--- twin is keep_of in rmq/kernel/core/record.py.
+-- an audited message, is `rmq-keep`. The value is how long the result is kept, in s. Members of
+-- batches have the letter b behind the number, which may be 0, and the next header is `rmq-batch`:
+-- `<topic> <slot> <name> <id>`. The Python twins are keep_of and batch_of in
+-- rmq/kernel/core/record.py.
 --- @include "lib/records/envelope"
 --- @include "lib/results/keep_header"
 local KEEP_DIGITS = 9 -- of the value: 31 years
-local MARK_MOST = 23 -- the mark ends at most so many bytes behind the first byte of the headers
+local BATCH_HEADER = '\169rmq-batch' -- in msgpack
+local LONG_STRING = 217 -- first byte of a text of 32 to 255 bytes; the size follows
+local MARK_MOST = 24 -- the mark ends at most so many bytes behind the first byte of the headers
 local FIXED_STRING = 160 -- first byte of a text of less than 32 bytes, plus its size, in msgpack
 local FIXED_MAP, FIXED_MAP_MOST, LARGE_MAP = 128, 15, 222 -- the same for a map; a larger map
 
@@ -19,11 +23,12 @@ local function mark_place(record, at)
   return first, first + 11 + (string.byte(record, first + 10) or FIXED_STRING) - FIXED_STRING
 end
 
-local last_start, last_keep = nil, nil -- start of the headers of the last record, and its time
+-- Start of the headers of the last record, its time, and whether it is a member of a batch.
+local last_start, last_keep, last_is_member = nil, nil, false
 
--- Return for how long a message keeps its result, in ms; nil if it keeps none. Most messages of a
--- call have the same mark, so a second record with this start of the headers is not read again.
--- `record`: a record, or false.
+-- Return for how long a message keeps its result, in ms, and whether it is a member of a batch; nil
+-- without a mark. A member may have the time 0. Most messages of a call have the same mark, so a
+-- second record with this start of the headers is not read again. `record`: a record, or false.
 local function keep_of(record)
   local at
   if record then
@@ -34,23 +39,39 @@ local function keep_of(record)
   end
   local start = string.sub(record, at, at + MARK_MOST)
   if start == last_start then
-    return last_keep
+    return last_keep, last_is_member
   end
   local first, place = nil, nil
   first, place = mark_place(record, at)
-  last_start, last_keep = first == place and start or nil, nil
+  last_start, last_keep, last_is_member = first == place and start or nil, nil, false
   if string.sub(record, place, place + 8) ~= KEEP_HEADER then
     return nil
   end
   local high, low = string.byte(record, at, at + 1)
   local digits = (string.byte(record, place + 9) or FIXED_STRING) - FIXED_STRING
   local last = place + 9 + digits
-  local text = string.sub(record, place + 10, last)
-  if digits <= KEEP_DIGITS and last <= math.min(at + 1 + high * 256 + low, #record)
-      and string.find(text, '^%d+$') then
-    last_keep = tonumber(text) * 1000
+  local number, member = string.match(string.sub(record, place + 10, last), '^(%d+)(b?)$')
+  if number and #number <= KEEP_DIGITS and last <= math.min(at + 1 + high * 256 + low, #record) then
+    last_keep, last_is_member = tonumber(number) * 1000, member == 'b'
   end
-  return last_keep
+  return last_keep, last_is_member
+end
+
+-- Return the batch of a member: the value of its header, or nil if it cannot be read.
+local function batch_of(record)
+  local at, first, place = nil, nil, nil
+  at = headers_at(record)
+  first, place = mark_place(record, at)
+  local header = place + 10 + (string.byte(record, place + 9) or FIXED_STRING) - FIXED_STRING
+  if string.sub(record, header, header + 9) ~= BATCH_HEADER then
+    return nil
+  end
+  local size = (string.byte(record, header + 10) or FIXED_STRING) - FIXED_STRING
+  local text_at = header + 11
+  if size == LONG_STRING - FIXED_STRING then
+    size, text_at = string.byte(record, header + 11) or 0, header + 12
+  end
+  return string.sub(record, text_at, text_at + size - 1)
 end
 
 -- Return a record with the mark of another message. If its headers have no room, it is returned

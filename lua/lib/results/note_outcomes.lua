@@ -9,7 +9,10 @@ local OLD_MOST = 2000 -- entries past their time that one call removes
 -- - given: nil, or a letter and what the consumer has given: one text for all, or by position
 -- - keep: nil, or for how long all these messages keep their results, ms, except those whose given
 --   text is ''. Then the records are not read
-local function note_outcomes(ids, now, letter, given, keep)
+-- - members_only: true for dead letters that are removed. They have ended before, but a batch may
+--   wait for them
+-- The end of a member of a batch is stored as well, for member_ends (lib/batches/batch).
+local function note_outcomes(ids, now, letter, given, keep, members_only)
   local outcomes, chunk = unpack(redis.call('HMGET', slot, 'outcomes', 'chunk'))
   if not outcomes then
     return
@@ -25,11 +28,21 @@ local function note_outcomes(ids, now, letter, given, keep)
     local batch = not keep and redis.call('HMGET', records, unpack(ids, from, last))
     local details = not given and letter ~= 's'
       and redis.call('HMGET', failures, unpack(ids, from, last))
-    local m, entries, ends = 0, {}, {}
+    local m, entries, ends, ended = 0, {}, {}, nil -- ended: of members of batches
     for i = from, last do
       local text = given_to_all or given and given[i]
         or letter .. (details and details[i - from + 1] or '')
-      local own_keep = text ~= '' and (keep or keep_of(batch[i - from + 1]))
+      local own_keep, is_member = keep, false
+      if not keep then
+        own_keep, is_member = keep_of(batch[i - from + 1])
+      end
+      if is_member then
+        ended = ended or {}
+        ended[#ended + 1] = { ids[i], batch[i - from + 1], text == '' and 's' or text }
+      end
+      if text == '' or own_keep == 0 or members_only then
+        own_keep = nil
+      end
       if own_keep and text ~= last_text then
         last_text, entry = text, string.sub(text, 1, 1) .. at .. string.sub(text, 2)
       end
@@ -41,6 +54,10 @@ local function note_outcomes(ids, now, letter, given, keep)
         ends[m + 1], ends[m + 2] = last_end, ids[i]
         m, noted[#noted + 1] = m + 2, ids[i]
       end
+    end
+    if ended then
+      --- @include "lib/results/note_members"
+      note_members(ended)
     end
     if m > 0 then
       redis.call('ZADD', keeping, unpack(ends))

@@ -80,7 +80,7 @@ def trash(
         script_loader.load("trash"),
         (
             keys.slot, keys.dead, keys.trash, keys.deaths, keys.records, keys.failures, keys.audit,
-            keys.bodies,
+            keys.bodies, keys.results, keys.keeping,
         ),
         [
             clock.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,

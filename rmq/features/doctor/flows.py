@@ -51,6 +51,7 @@ CHECKS = (
     Check("slo", "topics whose messages are later than their slo", topics.slo),
     Check("dead-letters", "growing numbers of dead letters", topics.dead_letters),
     Check("pending", "follow-ups that wait long for their topic", topics.pending),
+    Check("batches", "batches that have not changed for an hour", topics.batches),
     Check("paused", "topics that are paused for longer than a day", topics.paused),
     Check("groups", "groups that hold up other messages, or wait", topics.groups),
     Check("resizes", "resizes that are not finished", topics.resizes),

@@ -12,6 +12,8 @@ from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
 from rmq.features.workers.status import IGNORED_S, HandlerRun, WorkerStatus
+from rmq.kernel.batches import registry
+from rmq.kernel.batches.scripts import STATES, BatchFields
 from rmq.kernel.core import metrics, record, slo as slos
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
@@ -416,6 +418,31 @@ def pending(look: Look) -> Flow[list[Sight]]:
             )
             found.append((waited_ms, Sight("warning", text, f"rmq pending ls {topic.name}")))
     return _worst_first(found) or [Sight("ok", "no follow-up waits long for its topic")]
+
+
+def batches(look: Look) -> Flow[list[Sight]]:
+    """Check for batches that nobody closes, or whose members do not end."""
+    places = yield from registry.listed(look.prefix)
+    now_ms = (yield from look.now_ms()) if places else 0
+    found = list[tuple[float, Sight]]()
+    for place, fields in zip(places, (yield from registry.read(look.prefix, places)), strict=True):
+        if not isinstance(fields, BatchFields) or fields.state == "d":
+            continue
+        idle_ms = now_ms - fields.touched_ms
+        if idle_ms < HOUR_MS:
+            continue
+        text = (
+            f"{place.topic}: batch {place.name} is {STATES[fields.state]} with "
+            f"{plural(fields.open, 'open member')}, and has not changed for {age(idle_ms)}"
+        )
+        if fields.state == "o":
+            text += "; if its program has died, close it; timeout= closes such a batch"
+            fix = f"rmq batch close {place.name}"
+        else:
+            text += "; handle its members, or cancel it"
+            fix = f"rmq batch cancel {place.name}"
+        found.append((idle_ms, Sight("warning", text, fix)))
+    return _worst_first(found) or [Sight("ok", "no batch is left without a change for an hour")]
 
 
 def groups(look: Look) -> Flow[list[Sight]]:

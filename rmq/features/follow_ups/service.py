@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.http_framework.survey import SurveyedService
-from rmq.kernel.follow_ups.flows import SWEEP_S, sweep
+from rmq.kernel.follow_ups.sweep import SWEEP_S, sweep
 
 
 class FollowUps(SurveyedService):

@@ -167,7 +167,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            force: Whether to delete the topic even if it contains messages.
+            force: Whether to delete the topic even if it contains messages, or has batches that are
+                not done.
             dry_run: Whether to only count the messages.
             progress: Function that is called with (slots done, all slots) during the work.
 
@@ -178,8 +179,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
             slots are checked, and nothing is deleted if a slot contains a message.
 
         Raises:
-            TopicNotEmpty: The topic contains messages and `force` is not set, or objects in a store
-                belong to the topic. No message was deleted.
+            TopicNotEmpty: The topic contains messages or has batches that are not done, and `force`
+                is not set, or objects in a store belong to the topic. No message was deleted.
             TopicNotFound: The topic does not exist.
         """
         return await self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))

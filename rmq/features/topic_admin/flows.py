@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rmq.errors import RMQError, SettingsMismatch, TopicNotEmpty, TopicNotFound, TopicVanished
 from rmq.features.topic_admin import scripts
+from rmq.kernel.batches import registry
 from rmq.kernel.core import settings
 from rmq.kernel.core.keys import TYPES, SlotKeys, job_key, job_log_key, sink_key
 from rmq.kernel.core.pause import Pause, Verb
@@ -36,14 +37,16 @@ class DeleteResult(NamedTuple):
         waiting: Number of waiting messages, including delayed messages.
         in_flight: Number of messages under a lease.
         dead: Number of dead letters.
-        other_keys: Number of deleted keys of queries, stages, claims, sinks, schedules and replay
-            sessions. It is 0 in a dry run.
+        other_keys: Number of deleted keys of queries, stages, claims, sinks, schedules, batches and
+            replay sessions. It is 0 in a dry run.
+        batches: Number of batches that are not done and whose callback goes to the topic.
     """
 
     waiting: int
     in_flight: int
     dead: int
     other_keys: int = 0
+    batches: int = 0
 
     @property
     def messages(self) -> int:
@@ -165,8 +168,9 @@ def topic_delete(
 
     Raises:
         TopicNotFound: The topic does not exist.
-        TopicNotEmpty: The topic contains messages and the deletion is not forced, or bodies in a
-            store belong to the topic. The topic was not changed.
+        TopicNotEmpty: The topic contains messages or has batches that are not done, and the
+            deletion is not forced, or bodies in a store belong to the topic. The topic was not
+            changed.
         FormatMismatch: Another version of RMQ wrote the topic in another format.
     """
     opened = yield topic_scripts.topic(context, None)
@@ -177,8 +181,11 @@ def topic_delete(
     kept = settings.from_redis(context.name, opened.kept)
     opening.adopt(context, opened, kept)
     held, has_objects = yield from _delete_slots(context, context.slots, None, None)
+    batches, unfinished = yield from registry.of_topic(context.prefix, context.name)
     if dry_run:
-        return held
+        return held._replace(batches=len(unfinished))
+    if unfinished and not force:
+        raise _has_batches(context, unfinished)
     if has_objects:
         for keys in context.slots:
             yield from tombstones.remove_objects(keys)
@@ -219,7 +226,8 @@ def topic_delete(
     yield from scheduled.remove_topic(context)
     yield RawCommand("topic_delete", "SREM", context.topics_key, context.name)
     yield RawCommand("topic_delete", "UNLINK", context.key, context.history_key)
-    return held._replace(other_keys=others)
+    yield from registry.forget(context.prefix, batches)
+    return held._replace(other_keys=others, batches=len(unfinished))
 
 
 def _restore(context: TopicContext) -> Flow[None]:
@@ -232,6 +240,14 @@ def _not_empty(context: TopicContext, held: DeleteResult, consequence: str) -> T
     return TopicNotEmpty(
         f"topic {context.name!r} holds {held.waiting} waiting messages, {held.in_flight} in flight "
         f"and {held.dead} dead letters; {consequence}. Consume or purge them, or force the deletion"
+    )
+
+
+def _has_batches(context: TopicContext, batches: Sequence[str]) -> TopicNotEmpty:
+    return TopicNotEmpty(
+        f"topic {context.name!r} gets the callback of {len(batches)} batches that are not done, "
+        f"such as {batches[0]!r}; nothing was changed. Close or cancel them (rmq batch cancel), "
+        "and handle their callbacks, or force the deletion"
     )
 
 

@@ -186,6 +186,7 @@ class Deleted(Answer):
     in_flight: int
     dead: int
     other_keys: int
+    batches: int
     dry_run: bool
 
 
@@ -195,7 +196,8 @@ async def delete_topic(
 ) -> Deleted:
     """Delete a topic permanently, with everything that belongs to it.
 
-    `confirm` must be the name of the topic. A topic that contains messages requires `force`.
+    `confirm` must be the name of the topic. A topic that contains messages, or has batches that are
+    not done, requires `force`.
     `dry_run` counts the messages. If the request is interrupted, no client can open the topic until
     you repeat the request.
     """

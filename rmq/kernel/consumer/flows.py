@@ -50,6 +50,7 @@ from rmq.kernel.delivery.inner_delivery import (
     SharedLeases,
 )
 from rmq.kernel.follow_ups.flows import FollowUps, send_copies
+from rmq.kernel.follow_ups.sweep import report_ends
 from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -415,6 +416,8 @@ class ConsumerFlows:
             yield from self._offloaded.plan()
         if self.follow_ups.stored or "d" in answer:
             yield from self.follow_ups.send(deliveries if "d" in answer else ())
+        if self.context.keeps_results:
+            yield from report_ends(self.context, deliveries)
         if error is None:
             return lost
         if settling.unanswered:

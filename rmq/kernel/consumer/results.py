@@ -107,6 +107,8 @@ class DeliveryResults:
         if not times:
             return [], 0
         keep_s = times.pop() if len(times) == 1 else 0
+        if keep_s and any(record.mark_of(d.record)[-1:] == b"b" for d in deliveries):
+            keep_s = 0  # the script must read the batches of members from their records
         if self._at_most_once:
             return [HANDED_OVER if keep else b"" for keep in keeps], keep_s
         pairs = zip(deliveries, keeps, strict=True)

@@ -23,7 +23,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, Counts
 from rmq.kernel.core.record import TIMED
 from rmq.kernel.delivery.inner_delivery import SharedLeases
-from rmq.kernel.follow_ups.flows import FIRST_SWEEP_S, REST_S, SWEEP_S, try_sweep
+from rmq.kernel.follow_ups.sweep import FIRST_SWEEP_S, REST_S, SWEEP_S, try_sweep
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (

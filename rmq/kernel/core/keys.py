@@ -33,6 +33,7 @@ TYPES = {
     "targets": "zset",
     "results": "hash",
     "keeping": "zset",
+    "batch": "hash",
     "claim": "string",
     "query": "hash",
     "querylog": "list",
@@ -54,6 +55,7 @@ TYPES = {
     "job": "hash",
     "joblog": "list",
     "jobs": "zset",
+    "batches": "hash",
     "audit_trail": "zset",
     "tokens": "hash",
     "tokens_used": "hash",
@@ -135,6 +137,10 @@ class SlotKeys:
         """The key of the times at which schedules are due. Only slot 0 has this key."""
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
+    def batch(self, name: str) -> bytes:
+        """Return the key of a batch. A slot of the topic that gets the callback has it."""
+        return self.slot.removesuffix(b"slot") + b"batch:" + name.encode()
+
     @property
     def channel(self) -> bytes:
         """The prefix of this slot's channels for sharded Pub/Sub."""
@@ -202,6 +208,11 @@ def jobs_key(prefix: str) -> bytes:
     return f"{prefix}:jobs".encode()
 
 
+def batches_key(prefix: str) -> bytes:
+    """Return the key of the hash with the place of each batch: its topic and slot, by name."""
+    return f"{prefix}:batches".encode()
+
+
 def audit_trail_key(prefix: str) -> bytes:
     """Return the key of the audit trail."""
     return f"{prefix}:audit_trail".encode()
@@ -243,8 +254,8 @@ def results_channel(prefix: str, topic: str, index: int) -> bytes:
 
 # Keys without a topic: single keys, and keys with an id.
 _WHOLE = (
-    "topics", "scheduled", "workers", "leader", "jobs", "audit_trail", "tokens", "tokens_used",
-    "server_secret",
+    "topics", "scheduled", "workers", "leader", "jobs", "batches", "audit_trail", "tokens",
+    "tokens_used", "server_secret",
 )  # fmt: skip
 _BY_ID = ("worker", "session")
 

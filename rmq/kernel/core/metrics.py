@@ -245,6 +245,9 @@ PENDING_AGE = Metric(
     "rmq_pending_oldest_seconds", "gauge", "s", ("topic",),
     "Time since the ack of the oldest follow-up that is not in its topic yet.",
 )  # fmt: skip
+BATCHES_OPEN = Metric(
+    "rmq_batches_open", "gauge", "batches", (), "Batches whose callback has not been sent."
+)
 PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
 SENDS_PAUSED = Metric(
     "rmq_sends_paused", "gauge", "topics", ("topic",), "1 while sends are paused."
@@ -317,7 +320,7 @@ SERVICE_FAILURES = Metric(
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
     WORKERS_RUNNING, LONG_RUNS, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PENDING, PENDING_AGE,
-    PAUSED, SENDS_PAUSED,
+    BATCHES_OPEN, PAUSED, SENDS_PAUSED,
     TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,

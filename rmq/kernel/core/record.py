@@ -36,7 +36,7 @@ import msgpack
 from rmq.errors import DecodeError
 from rmq.kernel.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedLimit
 from rmq.kernel.core.groups import GROUP_MARK
-from rmq.kernel.core.results import KEEP_MARK
+from rmq.kernel.core.results import BATCH_MARK, KEEP_MARK
 from rmq.kernel.core.score import PRIORITY_MIN
 
 MIN_BYTES = 4096  # smaller bodies stay in their records
@@ -338,15 +338,28 @@ def keep_of(data: bytes) -> int:
     Only the first header is read, or the second header of an audited message. The function
     `keep_of` of `lua/lib/results/keep_mark.lua` does the same.
     """
+    text = mark_of(data).removesuffix(b"b")
+    return int(text) if text.isdigit() else 0
+
+
+def mark_of(data: bytes) -> bytes:
+    """Return the mark of a message: the seconds for which its result is kept, or b"".
+
+    A member of a batch has the letter b behind the seconds, which may then be 0.
+    """
     if not data[0] & HEADERS:
-        return 0
+        return b""
     at = _first_header_at(data)
     if data[at : at + 10] == _NUMBER:
         at += 11 + (data[at + 10] & 31)
     if data[at : at + 9] != _KEEP:
-        return 0
-    text = data[at + 10 : at + 10 + (data[at + 9] & 31)]
-    return int(text) if text.isdigit() else 0
+        return b""
+    return data[at + 10 : at + 10 + (data[at + 9] & 31)]
+
+
+def batch_of(data: bytes) -> str:
+    """Return the batch of a message: `<topic> <slot> <name> <id>`. It is '' if there is none."""
+    return headers_of(data).get(BATCH_MARK, "") if data[0] & HEADERS else ""
 
 
 def collected_bodies(body: bytes) -> list[bytes]:

@@ -12,6 +12,9 @@ from rmq.kernel.core.validation import Duration, duration_ms
 # Header of a message that keeps its result: seconds, as text. It is the first header, or the second
 # after the header of rmq.Audit, so that scripts find it without unpacking the headers.
 KEEP_MARK = "rmq-keep"
+# Header of a member of a batch, behind the mark above: topic and slot of the batch, its name, and
+# the member's first id, with spaces between them.
+BATCH_MARK = "rmq-batch"
 KEEP_MOST_S = 30 * 86_400
 VALUE_BYTES = 256 * 1024  # largest encoded value of a handler
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from rmq.errors import Cancelled, ClaimLost, InvalidType, LeaseLost, StorageError
+from rmq.kernel.batches.ref import BatchCounts, counts_in
 from rmq.kernel.core import record
 from rmq.kernel.core.generators import Call
 from rmq.kernel.core.groups import GROUP_MARK, share_in
@@ -135,6 +136,11 @@ class DeliveryData:
     def marks(self) -> Mapping[str, str]:
         """The headers that RMQ itself added. Their names begin with `rmq-`."""
         return self._inner.marks
+
+    @property
+    def batch_counts(self) -> BatchCounts | None:
+        """How the members of a batch have ended, if this message is its callback. Else None."""
+        return counts_in(self.marks)
 
     @property
     def schedule_time(self) -> datetime | None:

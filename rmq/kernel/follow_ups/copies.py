@@ -14,7 +14,7 @@ from rmq.errors import DecodeError
 from rmq.kernel.core import codec, failure, ids, record, sequence
 from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.results import KEEP_MARK
+from rmq.kernel.core.results import BATCH_MARK, KEEP_MARK
 from rmq.kernel.follow_ups.encode import DEPTH_MARK, depth_in
 from rmq.kernel.follow_ups.scripts import COPY, DIGITS, Entry, entry_of, number_of
 from rmq.kernel.topic import reading
@@ -24,8 +24,9 @@ from rmq.kernel.transport.flow.steps import Flow
 log = logging.getLogger("rmq")
 
 REASON_MARK, ID_MARK = "rmq-dead-reason", "rmq-dead-id"  # headers of a copy
-# Headers that are valid for the dead letter only: its audit number, and a request for its result.
-OF_LETTER = (sequence.HEADER, KEEP_MARK)
+# Headers that are valid for the dead letter only: its audit number, a request for its result, and
+# its batch.
+OF_LETTER = (sequence.HEADER, KEEP_MARK, BATCH_MARK)
 _RECORD_AT = DIGITS + 2 + ids.MEMBER_SIZE
 
 

@@ -68,7 +68,6 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,
-    Pipeline,
     durable_pipeline,
     is_master_away,
     raise_first_error,
@@ -78,12 +77,6 @@ log = logging.getLogger("rmq")
 
 TARGET_MARK = "rmq-target"  # header of a dead letter: the topic that refused the follow-up
 PAGE = 100  # entries of one call
-SLOTS_AT_ONCE = 128  # slots of one sweep
-TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
-SWEEP_MOST_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
-FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
-SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
-REST_S = 300.0  # time between two sweeps of a topic without pending follow-ups
 CLAIM_S = 4.0  # a claim lasts 5 s; a process that was stopped for longer sends nothing under it
 WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that refused is tried again
 
@@ -221,7 +214,7 @@ def send_copies(context: TopicContext, slots: Iterable[int]) -> Flow[None]:
             return  # the topic was created again with fewer slots
         try:
             target = dead_to.of_slot(index)
-            yield from _try_send(context, context.slots[index], target, b"", [])
+            yield from try_send(context, context.slots[index], target, b"", [])
         except StorageError as error:
             log.debug("topic %r: copies are sent later: %s", context.name, error)
             return
@@ -239,61 +232,13 @@ def send_stored(context: TopicContext, stored: StoredFollowUps) -> Flow[None]:
             continue
         of_call = entries if letter == "n" else []
         try:
-            yield from _try_send(context, stored.keys, target, stored.reply.claim, of_call)
+            yield from try_send(context, stored.keys, target, stored.reply.claim, of_call)
         except StorageError as error:
             log.debug("topic %r: follow-ups are sent later: %s", context.name, error)
             return
 
 
-def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
-    """Send pending follow-ups of some slots that no other process sends.
-
-    SLOTS_AT_ONCE slots are checked, beginning with the slot in `first`.
-
-    A slot of a cluster is skipped if its master node cannot be reached. Return the first slot of
-    the next sweep.
-
-    Raises:
-        Unavailable, OutcomeUnknown: No server of Redis can be reached.
-    """
-    slots = context.slots[first : first + SLOTS_AT_ONCE]
-    calls = [scripts.pending(keys, 0, TARGETS_AT_ONCE) for keys in slots]
-    for call in calls:
-        call.fails_fast = True
-    replies = yield Pipeline(calls)
-    began = time.monotonic()  # not before the calls, so that each sweep sends something
-    raise_first_error([reply for reply in replies if not is_master_away(reply)])
-    for place, (keys, reply) in enumerate(zip(slots, replies, strict=True), first):
-        if is_master_away(reply):
-            continue
-        context.had_pending |= reply.entries > 0
-        for each in reply.page:
-            if time.monotonic() - began > SWEEP_MOST_S:
-                return place
-            if each.from_ms <= reply.now_ms:
-                yield from _try_send(context, keys, each.target, b"", [])
-    return first + len(slots) if first + len(slots) < len(context.slots) else 0
-
-
-def try_sweep(context: TopicContext, first: int) -> Flow[int]:
-    """Send pending follow-ups as `sweep` does, but log errors of Redis instead of raising them.
-
-    Raises:
-        Unavailable, OutcomeUnknown: No server of Redis can be reached, so receiving messages would
-            fail as well.
-    """
-    try:
-        return (yield from sweep(context, first))
-    except StorageError as error:
-        if _is_outage(error):
-            raise
-        log.debug("topic %r: pending follow-ups cannot be sent now: %s", context.name, error)
-    except TopicVanished:
-        pass  # the next receive raises it
-    return 0
-
-
-def _try_send(
+def try_send(
     context: TopicContext, keys: SlotKeys, target: str, claim: bytes, entries: list[Entry]
 ) -> Flow[None]:
     """Send pending follow-ups for a target slot.
@@ -303,14 +248,14 @@ def _try_send(
     try:
         yield from send_target(context, keys, target, claim, entries)
     except StorageError as error:
-        if _is_outage(error):
+        if is_outage(error):
             raise
         log.debug("topic %r: follow-ups for %s are sent later: %s", context.name, target, error)
     except RMQError as error:
         log.warning("topic %r: follow-ups for %s wait: %s", context.name, target, error)
 
 
-def _is_outage(error: RMQError) -> bool:
+def is_outage(error: RMQError) -> bool:
     """Return whether all of Redis is unreachable, so that the next call would fail as well."""
     return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_away(error)
 
@@ -343,7 +288,7 @@ def send_target(
         try:
             attempt = yield from _attempt(context, keys, target, entries)
         except RMQError as error:
-            if not _is_outage(error):
+            if not is_outage(error):
                 with suppress(RMQError):  # otherwise the claim expires
                     yield _settle(keys, target, 0, claim, wait_ms=_wait_ms(entries[0]))
             raise

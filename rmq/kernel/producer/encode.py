@@ -16,7 +16,7 @@ from rmq.kernel.core.delivery_limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.groups import GROUP_MARK, WEIGHT_MAX, check_group, mark_of
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.core.results import KEEP_MARK, keep_seconds
+from rmq.kernel.core.results import BATCH_MARK, KEEP_MARK, keep_seconds
 from rmq.kernel.core.retry import parse_policy
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.validation import (
@@ -230,7 +230,10 @@ def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
         if not name or name.startswith(record.RESERVED):
             raise InvalidValue(f"headers: {name!r}; names are not empty and do not begin with rmq-")
     try:
-        first = _keep_mark(keep_s) | ({GROUP_MARK: group} if group else {})
+        first = _keep_mark(keep_s)
+        if out.marks and BATCH_MARK in out.marks:  # scripts find it behind the mark for results
+            first = {KEEP_MARK: f"{keep_s}b", BATCH_MARK: out.marks[BATCH_MARK]}
+        first |= {GROUP_MARK: group} if group else {}
         packed: bytes = msgpack.packb(first | dict(headers) | _marks(out))
     except UnicodeEncodeError as error:
         raise InvalidValue(f"headers: {error}; give text that UTF-8 can carry") from error

@@ -30,12 +30,13 @@ W = TypeVar("W", bound=str)
 _OPEN = ("topic", "slot")
 _ROLLBACK = ("rollback_expired_leases", "lease_rollback", "queries", "query_rollback")
 _SCHEDULES = ("schedules", "schedule_set")
+_MEMBERS = ("member_ends", "batch_end")  # to report the ends of members to their batches
 _CONSUMER = (
     *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "ack_then",
     "pending", "pending_send", "pending_settle", "nack", "reject",
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
-    "due_counts", "lateness_report", "result", "progress", "step",
+    "due_counts", "lateness_report", "result", "progress", "step", *_MEMBERS,
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
@@ -50,6 +51,7 @@ _OPERATOR = (
     "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # to send the message of a schedule now
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
+    "batch_close", *_MEMBERS,
 )  # fmt: skip
 
 # The scripts of each role. The scripts of a viewer do not write if the topic exists.
@@ -59,6 +61,8 @@ SCRIPTS: dict[Role, frozenset[str]] = {
         "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "result",
         "audit_report",
         "topic_resize", "slot_delete",  # to count waiting messages, and divide max_length again
+        "batch_open", "batch_add", "batch_close", *_MEMBERS,
+        "pending", "pending_send", "pending_settle",  # to send the callback of a batch
     )),
     "consumer": frozenset(_CONSUMER),
     "worker": frozenset((
@@ -70,7 +74,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     # Its API has the verbs of an operator and sends messages; its services need the other scripts.
     "server": frozenset((
         *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
-        "sample", "drop_expired",
+        "sample", "drop_expired", "locate",
     )),
     "admin": frozenset(),
 }  # fmt: skip
@@ -102,6 +106,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
         *_CONNECTION, *_LARGE_BODIES, "sadd", "smismember", "exists", "hmget", "wait", "waitaof",
         "subscribe",  # to results
+        "hsetnx", "hget", "hscan",  # batches
     )),
     "consumer": frozenset((*_CONNECTION, *_CONSUMING)),
     "worker": frozenset((
@@ -120,7 +125,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     )),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
-        "zrangebyscore", "mget", "zrange", "lrange",
+        "zrangebyscore", "mget", "zrange", "lrange", "hget", "hscan",
     )),
 }  # fmt: skip
 
@@ -132,6 +137,7 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("worker:*", ("worker",), ("operator", "viewer", "server")),
     ("leader", ("server",), ("operator", "viewer")),
     ("jobs", ("operator", "server"), ("viewer",)),
+    ("batches", ("producer", "operator", "server"), ("viewer",)),
     ("audit_trail", ("operator", "server", "admin"), ("viewer",)),
     ("tokens", ("admin",), ("server",)),
     ("tokens_used", ("server", "admin"), ()),
@@ -146,6 +152,7 @@ _ONLY: dict[str, dict[Role, frozenset[str]]] = {
         ("producer", "consumer", "worker"), frozenset(("sadd", "smismember"))
     ),
     "scheduled": {"producer": frozenset(("sadd",)), "worker": frozenset(("sadd", "smembers"))},
+    "batches": {"producer": frozenset(("hsetnx", "hget"))},
     "workers": {
         "worker": frozenset(("zadd", "pexpire", "zremrangebyscore", "zrem")),
     },
@@ -154,7 +161,6 @@ _ONLY: dict[str, dict[Role, frozenset[str]]] = {
 
 # Commands in scripts of a role that its calls never execute, but calls of other roles do.
 _NOT_REACHED: dict[Role, frozenset[str]] = {
-    "producer": frozenset(("zrange",)),  # `schedules` without a name: a producer gives a name
     **dict.fromkeys(("operator", "server"), frozenset((
         "zrevrangebylex",  # `audit_report` of sent numbers: these roles report missing numbers
         "persist",  # lib/query, if the query holds more

@@ -26,7 +26,7 @@ from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.cancel_requests import SIGNAL
 from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.follow_ups.flows import SWEEP_MOST_S
+from rmq.kernel.follow_ups.sweep import SWEEP_MOST_S
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
 from rmq.kernel.transport.single.blocking import Listener, Transport

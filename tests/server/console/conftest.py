@@ -20,7 +20,8 @@ from tests.server.running import serving
 from tests.servers import Server as Redis
 
 PAGES = [
-    "", "dead-letters", "workers", "jobs", "health", "audit-trail", "topics/orders",
+    "", "dead-letters", "workers", "jobs", "batches", "batches/import-7",
+    "batches/import-7/cancel", "health", "audit-trail", "topics/orders",
     "topics/orders/messages", "topics/orders/messages?queue=prepare",
     "topics/orders/dead-letters", "topics/orders/dead-letters?filter=age%3E0s",
     "topics/orders/dead-letters?filter=age%3Esoon", "topics/orders/dead-letters/groups",
@@ -112,6 +113,9 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
     client.admin.topic_pause("orders", by=corpus.TEXTS[0][:100], why=corpus.TEXTS[1][:100])
     client.admin.purge("orders", "dead", ids=[dead[0].id], keep=3600)
     _report_worker(client, held)
+    batch = client.batch("import-7", then=("orders", rmq.Outgoing(corpus.TEXTS[0])), timeout=3600)
+    batch.open()
+    batch.send("other", corpus.TEXTS[1])
     return {
         "dead": str(dead[1].id), "waiting": waiting, "held": held, "behind": behind[1],
         "job": job.id, "run": "a" * 32,

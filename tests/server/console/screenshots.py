@@ -52,6 +52,7 @@ PAGES = {
     "slots": "topics/payments/slots", "settings": "topics/payments/settings",
     "schedules": "topics/reports/schedules", "queries": "topics/stock/queries",
     "delete": "topics/newsletter/delete", "workers": "workers", "jobs": "jobs", "job": "jobs/{job}",
+    "batches": "batches", "batch": "batches/import-7", "cancel-batch": "batches/import-7/cancel",
     "health": "health", "audit-trail": "audit-trail", "tokens": "tokens", "not-found": "nothing",
 }  # fmt: skip
 

@@ -207,6 +207,26 @@ class Shop:
         return [(str(each.id), 0, 1000 + 900 * n) for n, each in enumerate(taken)]
 
 
+def _fill_batches(client: rmq.Client) -> None:
+    """Open batches: one whose members have ended, a cancelled one, and one in the middle."""
+    topic = client.topic("reports")
+    for name, count, acked in (
+        ("import-5", 120, 120),
+        ("import-6", 90, 40),
+        ("import-7", 400, 268),
+    ):
+        then = (client.topic("mail"), rmq.Outgoing({"import": name}, delay=86_400))
+        with client.batch(name, then=then, timeout=7200) as batch:
+            batch.send_many(topic, [rmq.Outgoing({"row": n}) for n in range(count)])
+            with topic.consumer() as consumer:
+                taken = consumer.receive(acked)
+                for delivery in taken[:7]:
+                    delivery.reject("no such SKU")
+                consumer.ack(taken[7:])
+            if name == "import-6":
+                batch.cancel()
+
+
 def furnish(client: rmq.Client) -> dict[str, str]:
     """Do what people do: pause, purge, schedule, start jobs, hand out tokens; ids by name."""
     admin = client.admin
@@ -227,6 +247,7 @@ def furnish(client: rmq.Client) -> dict[str, str]:
     query = stock.query("0f" * 16, "spark-driver-0:4040")
     stock.send_many([rmq.Outgoing({"sku": f"SKU-{n}", "count": n}) for n in range(30)])
     query.take({}, 20)
+    _fill_batches(client)
     dead = admin.dead_letters("payments", limit=50).messages
     negative = [
         each for each in dead if "amount is" in (each.failure.error if each.failure else "")

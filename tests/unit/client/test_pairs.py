@@ -20,6 +20,7 @@ PAIRS = [
     (rmq.Admin, rmq.AsyncAdmin),
     (rmq.Query, rmq.AsyncQuery),
     (rmq.Stage, rmq.AsyncStage),
+    (rmq.Batch, rmq.AsyncBatch),
     (rmq.Schedule, rmq.AsyncSchedule),
     (rmq.ResultHandle, rmq.AsyncResultHandle),
 ]

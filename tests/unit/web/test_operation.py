@@ -22,7 +22,7 @@ OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {
     # They keep messages moving, and what they do can be done again or otherwise.
     Role.OPERATOR: {
-        "cancel_message", "count_job_matches", "import_dead_letters", "pause_group",
+        "cancel_message", "close_batch", "count_job_matches", "import_dead_letters", "pause_group",
         "pause_job", "pause_schedule", "pause_topic", "redrive", "release_group",
         "release_query", "resume_group",
         "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
@@ -31,7 +31,8 @@ WRITES = {
     },
     # They make, change or delete what programs rely on.
     Role.ADMIN: {
-        "create_topic", "delete_claim", "delete_schedule", "delete_topic", "drop_pending",
+        "cancel_batch", "create_topic", "delete_claim", "delete_schedule", "delete_topic",
+        "drop_pending",
         "forget_missing", "forget_sink", "purge", "purge_group", "resize_topic", "set_topic",
     },
 }  # fmt: skip

@@ -366,10 +366,10 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
                 f"{name}: would delete it with {_contents_text(deleted)}; nothing was changed",
             )
             return
-        if deleted.messages and not force:
+        if (deleted.messages or deleted.batches) and not force:
             raise Refused(
                 f"topic {name!r} holds {_contents_text(deleted)}; nothing was deleted. "
-                "Consume or purge them, or use --force to delete them as well"
+                "Consume, purge or cancel them, or use --force to delete them as well"
             )
         confirm(name, f"delete topic {name!r} permanently, with {_contents_text(deleted)}", yes)
         with progress("deleting") as on_progress:
@@ -385,12 +385,13 @@ def _deleted_fields(deleted: rmq.DeleteResult) -> dict[str, int]:
 
 
 def _contents_text(deleted: rmq.DeleteResult) -> str:
+    batches = f", and {deleted.batches} batches that are not done" if deleted.batches else ""
     if not deleted.messages:
-        return "no messages"
+        return "no messages" + batches
     return (
         f"{text.plural(deleted.waiting, 'waiting message')}, "
         f"{text.number(deleted.in_flight)} in flight and "
-        f"{text.plural(deleted.dead, 'dead letter')}"
+        f"{text.plural(deleted.dead, 'dead letter')}{batches}"
     )
 
 

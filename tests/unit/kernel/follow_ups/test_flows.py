@@ -9,15 +9,15 @@ import pytest
 from rmq.errors import Unavailable
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.follow_ups import flows
+from rmq.kernel.follow_ups import flows, sweep
 from rmq.kernel.follow_ups.scripts import PendingReply, PendingTarget, SettleReply, entry_of
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Command, Pipeline
 from tests.unit.monotonic import Clock
 
-NONE = PendingReply(1_000, 0, 0, [])
-SOME = PendingReply(1_000, 2, 2, [PendingTarget(f"other:{n}", 0, 1, 1) for n in range(2)])
+NONE = PendingReply(1_000, 0, 0, 0, [])
+SOME = PendingReply(1_000, 2, 2, 0, [PendingTarget(f"other:{n}", 0, 1, 1) for n in range(2)])
 ENTRIES = SettleReply(b"1", [entry_of(1, bytes(17))])
 SENT = SettleReply(b"", [])
 
@@ -35,9 +35,9 @@ def three_slots() -> TopicContext:
     return context
 
 
-def sweep(context: TopicContext, *replies: Any) -> tuple[list[str], Any]:
+def swept(context: TopicContext, *replies: Any) -> tuple[list[str], Any]:
     """Return the verbs of a sweep's calls, with the slots they ask, and what it returns."""
-    flow, asked = flows.try_sweep(context, 0), []
+    flow, asked = sweep.try_sweep(context, 0), []
     answers = iter(replies)
     try:
         step: Any = next(flow)
@@ -55,32 +55,32 @@ def sweep(context: TopicContext, *replies: Any) -> tuple[list[str], Any]:
 
 
 def test_slots_of_a_master_that_is_away_are_skipped_and_the_others_are_swept() -> None:
-    asked, _ = sweep(three_slots(), [away(), NONE, SOME], SENT, SENT)
+    asked, _ = swept(three_slots(), [away(), NONE, SOME], SENT, SENT)
     assert asked == ["pending"] * 3 + ["pending_settle"] * 2
 
 
 def test_a_target_whose_master_is_away_is_put_off_and_the_next_is_sent() -> None:
     # The topic of the target is read, and its entries are tried again later.
-    asked, first = sweep(three_slots(), [NONE, NONE, SOME], ENTRIES, away(), SENT, SENT)
+    asked, first = swept(three_slots(), [NONE, NONE, SOME], ENTRIES, away(), SENT, SENT)
     assert asked[3:] == ["pending_settle", "topic", "pending_settle", "pending_settle"]
     assert first == 0
 
 
 def test_a_sweep_makes_no_other_call_once_redis_as_a_whole_is_away() -> None:
     with pytest.raises(Unavailable):
-        sweep(three_slots(), [SOME, SOME, SOME], Unavailable("gone"))
+        swept(three_slots(), [SOME, SOME, SOME], Unavailable("gone"))
     with pytest.raises(Unavailable):
-        sweep(three_slots(), [SOME, SOME, SOME], ENTRIES, Unavailable("gone"))
+        swept(three_slots(), [SOME, SOME, SOME], ENTRIES, Unavailable("gone"))
 
 
 def test_a_slow_sweep_ends_and_says_where_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(flows, "time", clock)
     context = three_slots()
-    flow = flows.try_sweep(context, 0)
+    flow = sweep.try_sweep(context, 0)
     next(flow)
     flow.send([NONE, SOME, SOME])
-    clock.now += flows.SWEEP_MOST_S + 0.1
+    clock.now += sweep.SWEEP_MOST_S + 0.1
     with pytest.raises(StopIteration) as stop:
         flow.send(SENT)
     assert stop.value.value == 1

@@ -137,7 +137,7 @@ def test_several_roles_have_what_each_has() -> None:
         assert set(rmq.acl_rules(role).commands) <= set(both.commands)  # type: ignore[arg-type]
     assert both.read_keys == (
         "rmq:topics", "rmq:scheduled", "rmq:workers", "rmq:worker:*", "rmq:leader", "rmq:jobs",
-        "rmq:audit_trail",
+        "rmq:batches", "rmq:audit_trail",
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Batches: messages that end together, and one message that is sent then."""

@@ -1,0 +1,102 @@
+"""`rmq batch`: list, show, close and cancel batches."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+import rmq
+from rmq.cli_framework import text
+from rmq.cli_framework.app import CommandGroup
+from rmq.cli_framework.confirm import YES, confirm
+from rmq.cli_framework.options import common_options
+from rmq.cli_framework.tables import Column
+from rmq.kernel.batches.scripts import OUTCOMES
+
+COLUMNS = (
+    Column("NAME", style="cyan"), Column("STATE"), Column("ENDED", right=True),
+    Column("MEMBERS", right=True), Column("NOT ACKED", right=True), Column("OPENED", right=True),
+    Column("TOPIC"),
+)  # fmt: skip
+
+
+@click.group(cls=CommandGroup)
+def batch() -> None:
+    """List, show, close and cancel batches: messages that end together."""
+
+
+@batch.command("ls", examples=("rmq batch ls", "rmq batch ls --json"))
+def list_batches() -> None:
+    """List the batches, newest first.
+
+    TOPIC gets the callback of the batch. A batch is listed for 7 days after its end, unless its
+    program sets another time.
+    """
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.batches()
+    now_s = time.time()
+    rows = [
+        [each.name, _state(each), text.number(each.members - each.open), text.number(each.members),
+         text.number(each.members - each.open - each.succeeded - each.handed_over),
+         text.span(max(0, now_s - each.created.timestamp()) * 1000) + " ago", each.topic]
+        for each in found
+    ]  # fmt: skip
+    common.listing([text.fields(each) for each in found], COLUMNS, rows, "no batches")
+
+
+def _state(batch: rmq.BatchState) -> str:
+    return f"{batch.state}, cancelled" if batch.is_cancelled else batch.state
+
+
+@batch.command(examples=("rmq batch show import-7",))
+@click.argument("name")
+def show(name: str) -> None:
+    """Show the batch NAME: its state, and how many of its members have ended in which way."""
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.batch(name)
+    counts = [(word.replace("_", " "), getattr(found, word)) for word in OUTCOMES.values()]
+    dead = "waits for their redrive or removal" if found.waits_for_dead else "count as ended"
+    common.details(text.fields(found), [
+        ("batch", found.name), ("state", _state(found)), ("members", text.number(found.members)),
+        ("open", text.number(found.open)),
+        *((word, text.number(count)) for word, count in counts if count),
+        ("dead letters", dead), ("member topics", ", ".join(found.topics) or "-"),
+        ("callback to", found.topic), ("opened", text.fine_clock(found.created)),
+        ("timeout", text.fine_clock(found.timeout)), ("ended", text.fine_clock(found.ended)),
+    ])  # fmt: skip
+
+
+@batch.command(examples=("rmq batch close import-7",))
+@click.argument("name")
+def close(name: str) -> None:
+    """Close the batch NAME, so that its callback is sent when all members have ended.
+
+    Use it if the program that opened the batch died before it closed the batch.
+    """
+    common = common_options()
+    with common.client() as client:
+        state = client.admin.batch_close(name)
+    common.report({"batch": name, "state": state}, f"{name}: {state}")
+
+
+@batch.command(examples=("rmq batch cancel import-7", "rmq batch cancel import-7 --yes"))
+@click.argument("name")
+@YES
+def cancel(name: str, yes: bool) -> None:
+    """Close the batch NAME, and cancel its members that wait or run.
+
+    The callback is sent when all members have ended, and says that the batch was cancelled. You
+    must first type the name of the batch to confirm.
+    """
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.batch(name)
+        action = f"cancel batch {name!r} with {text.plural(found.open, 'open member')}"
+        confirm(name, action, yes, "batch", look=f"rmq batch show {name} to look")
+        count = client.admin.batch_cancel(name)
+    common.report(
+        {"batch": name, "count": count}, f"{name}: {text.plural(count, 'member')} cancelled"
+    )

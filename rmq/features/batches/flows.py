@@ -1,0 +1,388 @@
+"""Open, fill, close, read and list batches.
+
+The hash `rmq:batches` has the topic and the slot of each batch, by name. The slot has the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple, cast
+
+from rmq.errors import AccessDenied, BatchClosed, BatchNotFound, InvalidType, InvalidValue
+from rmq.kernel.batches import registry, scripts
+from rmq.kernel.batches.ref import COUNTS_MARK, NAME_MARK, BatchRef
+from rmq.kernel.batches.scripts import (
+    ADD_MOST,
+    COUNTS_BYTES,
+    NEW,
+    NOT_A_MEMBER,
+    OPEN,
+    STATES,
+    BatchFields,
+)
+from rmq.kernel.core import ids as core_ids, record
+from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.keys import SlotKeys, batches_key, check_name
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.results import BATCH_MARK
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.follow_ups import sweep
+from rmq.kernel.follow_ups.encode import target_of
+from rmq.kernel.follow_ups.scripts import slot_name
+from rmq.kernel.producer import encode as producer, send as sending
+from rmq.kernel.producer.encode import basis_of
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.slot_choice import slot_of
+from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, pipeline
+from rmq.kernel.transport.lua.script_loader import plain
+
+NAME_CHARS = 64  # of a name, so that the header of a member has less than 256 bytes
+BATCH_KEEP = timedelta(days=7)  # for how long an ended batch is kept
+
+State = Literal["open", "closed", "done"]
+Dead = Literal["count", "wait"]
+
+
+class BatchState(NamedTuple):
+    """The state of a batch.
+
+    Attributes:
+        name: Name of the batch.
+        state: "open" (members can be added), "closed" (it waits for its members), or "done" (its
+            callback is sent).
+        topic: Topic that gets the callback.
+        members: Number of members.
+        open: Number of members that have not ended.
+        succeeded: Number of members that were acked.
+        handed_over: Number of members that a consumer with `at_most_once` received.
+        dead: Number of members that became dead letters, unless the batch waits for them.
+        cancelled: Number of members that were cancelled.
+        expired: Number of members that were dropped because of their expiry.
+        purged: Number of members that a purge deleted.
+        dropped: Number of members that were deleted to make room.
+        lost: Number of members that were not found: they were never sent, or Redis lost them.
+        is_cancelled: Whether the batch was cancelled.
+        waits_for_dead: Whether the batch waits until its dead letters are redriven or removed.
+        topics: Topics of the members.
+        created: Time at which the batch was opened.
+        ended: Time at which its callback was stored, or None.
+        timeout: Time at which `rmq server` closes the batch, or None.
+    """
+
+    name: str
+    state: State
+    topic: str
+    members: int
+    open: int
+    succeeded: int
+    handed_over: int
+    dead: int
+    cancelled: int
+    expired: int
+    purged: int
+    dropped: int
+    lost: int
+    is_cancelled: bool
+    waits_for_dead: bool
+    topics: tuple[str, ...]
+    created: datetime
+    ended: datetime | None
+    timeout: datetime | None
+
+
+@dataclass(slots=True)
+class Definition:
+    """A batch as a program defines it.
+
+    Attributes:
+        home: Topic that gets the callback.
+        name: Name of the batch.
+        callback: The callback, or None if the batch must exist already.
+        dead: "count" if a dead letter has ended, or "wait" if the batch waits for its redrive.
+        timeout: Time after which `rmq server` closes the batch, or None.
+        keep: Time for which the batch is kept after its end.
+        slot: Slot of the batch, or None if it is not known yet.
+        by: Id of the member that adds further members, or ''.
+        outside: Ids of messages that are no members, because a message from outside of the batch
+            has the same dedup key or id.
+    """
+
+    home: TopicContext
+    name: str
+    callback: Outgoing | None = None
+    dead: Dead = "count"
+    timeout: Duration | None = None
+    keep: Duration = BATCH_KEEP
+    slot: int | None = None
+    by: str = ""
+    outside: list[MessageId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "name")
+        if len(self.name) > NAME_CHARS:
+            raise InvalidValue(
+                f"name: {len(self.name)} characters; a batch has at most {NAME_CHARS}"
+            )
+        if self.dead not in ("count", "wait"):
+            raise InvalidValue(f"dead: {self.dead!r}; give 'count' or 'wait'")
+
+    def keys(self) -> SlotKeys:
+        """Return the keys of the slot that has the batch."""
+        assert self.slot is not None
+        return SlotKeys(self.home.prefix, self.home.name, self.slot)
+
+
+def definition_of(context: TopicContext, ref: BatchRef) -> Definition:
+    """Return the batch of a member of a topic. The member may add further members."""
+    home = target_of(context, ref.topic)[0]
+    return Definition(home, ref.name, slot=ref.slot, by=ref.id)
+
+
+# --- open, fill and close -------------------------------------------------------------------------
+
+
+def open_batch(batch: Definition) -> Flow[State]:
+    """Create the batch, or find the batch that exists with this name. Return its state.
+
+    Raises:
+        BatchNotFound: The batch does not exist, and the definition has no callback.
+        InvalidValue: The batch exists with another topic or another `dead`.
+    """
+    home, key = batch.home, batches_key(batch.home.prefix)
+    if batch.callback is None:
+        place = yield from _listed(home.prefix, batch.name)
+        batch.slot = place.slot
+        if batch.home.name != place.topic:
+            batch.home = target_of(home, place.topic)[0]
+        fields = yield scripts.read_batch(batch.keys(), batch.name)
+        if fields is None:
+            raise _not_found(batch.name)
+        return cast(State, STATES[fields.state])
+    yield from opening.ensure_open(home)
+    slot = slot_of(batch.name, home.settings.slots)
+    yield RawCommand("batch_open", "HSETNX", key, batch.name, f"{home.name} {slot}")
+    place = yield from _listed(home.prefix, batch.name)
+    if place.topic != home.name:
+        raise InvalidValue(
+            f"then: batch {batch.name!r} exists, and its callback goes to topic {place.topic!r}, "
+            f"not {home.name!r}; give another name, or the same topic"
+        )
+    batch.slot = place.slot
+    target, message, counts_at = _encode_callback(batch)
+    timeout_ms = 0 if batch.timeout is None else duration_ms(batch.timeout, "timeout")
+    keep_ms = duration_ms(batch.keep, "keep")
+    reply = yield scripts.batch_open(
+        batch.keys(), batch.name, target, message, counts_at, batch.dead, timeout_ms, keep_ms
+    )
+    if reply.dead != batch.dead:
+        raise InvalidValue(
+            f"dead: batch {batch.name!r} exists with dead={reply.dead!r}; give the same"
+        )
+    return cast(State, STATES[reply.state])
+
+
+def _encode_callback(batch: Definition) -> tuple[str, bytes, int]:
+    """Return the slot of the callback, its message, and where its counts are."""
+    home, out = batch.home, batch.callback
+    assert out is not None
+    if out.merge_key is not None or out.time_range is not None or out.id is not None:
+        raise InvalidValue("then: the callback of a batch has no merge_key and no id")
+    counts = "0" * COUNTS_BYTES
+    marks = {**(out.marks or {}), NAME_MARK: batch.name, COUNTS_MARK: counts}
+    message = producer.encode(home, home.settings, replace(out, marks=marks))
+    slot = message.slot if message.slot >= 0 else next(home.spread)
+    id = message.id or core_ids.make_one(slot, home.check)[0]
+    head, envelope = record.with_headers(message.head, message.envelope, message.headers)
+    text = b"".join((member_of(id), head, envelope, message.body))
+    counts_at = text.index(COUNTS_MARK.encode()) + len(COUNTS_MARK) + 2  # behind the size
+    return slot_name(home.name, slot), text, counts_at
+
+
+def _listed(prefix: str, name: str) -> Flow[BatchRef]:
+    text = yield RawCommand("batch", "HGET", batches_key(prefix), name)
+    topic, _, slot = (text or b"").decode().partition(" ")
+    if not slot.isdigit():
+        raise _not_found(name)
+    return BatchRef(topic, int(slot), name, "")
+
+
+def _not_found(name: str) -> BatchNotFound:
+    return BatchNotFound(f"there is no batch {name!r}, or it ended long ago; see rmq batch ls")
+
+
+def send_many(
+    batch: Definition, target: TopicContext, messages: Iterable[Outgoing]
+) -> Flow[list[SendResult]]:
+    """Send messages as members of the batch, in pages. Each page becomes members before it is sent.
+
+    Raises:
+        BatchClosed: The batch takes no new members. The pages before were sent.
+        BatchNotFound: The batch does not exist.
+    """
+    if batch.slot is None:
+        yield from open_batch(batch)
+    if time.monotonic() >= target.current_until:
+        yield from opening.ensure_open(target)
+    given, results = list(messages), list[SendResult]()
+    for from_ in range(0, len(given), ADD_MOST):
+        page = given[from_ : from_ + ADD_MOST]
+        results += yield from _send_page(batch, target, page)
+    return results
+
+
+def _send_page(
+    batch: Definition, target: TopicContext, page: Sequence[Outgoing]
+) -> Flow[list[SendResult]]:
+    ids = [_id_for(target, out) for out in page]
+    if len(set(ids)) < len(ids):
+        raise InvalidValue("messages: two of them have the same id or dedup_key; give each once")
+    keys, slot = batch.keys(), batch.slot
+    reply = yield scripts.batch_add(keys, batch.name, target.name, ids, batch.by)
+    if not reply.state:
+        raise _not_found(batch.name)
+    if not reply.letters:
+        raise BatchClosed(
+            f"batch {batch.name!r} is {STATES[reply.state]}, so it takes no new members; nothing "
+            "of this page was sent. Open a batch with another name"
+        )
+    # Messages that have ended, or are dead letters of the batch, are not sent again.
+    positions = [at for at, letter in enumerate(reply.letters) if letter in NEW + OPEN]
+    marked = [
+        replace(
+            page[at], id=ids[at], dedup_key=None,
+            marks={
+                **(page[at].marks or {}),
+                BATCH_MARK: f"{batch.home.name} {slot} {batch.name} {ids[at]}",
+            },
+        )
+        for at in positions
+    ]  # fmt: skip
+    sent = (yield from sending.send_many(target, marked)) if marked else []
+    results = [SendResult(id, "duplicate", id.slot, 0) for id in ids]
+    known: list[tuple[MessageId, str]] = []
+    for at, out, result in zip(positions, marked, sent, strict=True):
+        results[at] = result
+        if result.status == "duplicate" and reply.letters[at] == NEW and out.marks:
+            known.append((ids[at], out.marks[BATCH_MARK]))
+    outside = (yield from _outside(target, known)) if known else []
+    if outside:
+        batch.outside += outside
+        ends = [(str(id), NOT_A_MEMBER) for id in outside]
+        yield scripts.batch_end(keys, batch.name, ends)
+    return results
+
+
+def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Flow[list[MessageId]]:
+    """Return the messages that another program did not send as members of this batch.
+
+    A program that runs at the same time may have sent them between `batch_add` and `send` of this
+    one. Such a message has the mark of the batch. Or it has ended since, so that its end is stored
+    in its slot, or the batch knows it: then the batch ignores that it is no member.
+
+    Args:
+        target: Topic of the messages.
+        known: Pairs of an id, and the mark of a member with this id.
+    """
+    reads: list[Command[bytes | None]] = []
+    for id, _ in known:
+        slot, member = target.slots[id.slot], member_of(id)
+        for key, field_ in ((slot.records, member), (slot.results, b"b" + member)):
+            reads.append(Command(plain("HGET"), (key,), [field_], lambda reply: reply))
+    replies = yield from pipeline(reads)
+    return [
+        id
+        for (id, mark), data, end in zip(known, replies[::2], replies[1::2], strict=True)
+        if not ((data and record.batch_of(data) == mark) or (end and end[1:].decode() == mark))
+    ]
+
+
+def _id_for(target: TopicContext, out: Outgoing) -> MessageId:
+    """Return the id that a message will have."""
+    if not isinstance(out, Outgoing):
+        raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
+    if out.merge_key is not None or out.time_range is not None:
+        raise InvalidValue("merge_key: a member of a batch does not merge with other messages")
+    if out.id is not None:
+        return target.check_id(out.id)
+    settings, basis = target.settings, basis_of(out.group, out.slot_basis)
+    if out.dedup_key is not None:
+        key = core_ids.key_bytes(out.dedup_key)
+        chosen = slot_of(key if basis is None else basis, settings.first_slots)
+        return core_ids.derive(key, chosen, target.check)
+    slot = next(target.spread) if basis is None else slot_of(basis, settings.slots)
+    return core_ids.make(slot, target.check)[0]
+
+
+def close_batch(batch: Definition) -> Flow[State]:
+    """Close the batch, and send its callback if all members have ended. Return its state."""
+    return (yield from close_or_cancel(batch, cancelled=False))
+
+
+def close_or_cancel(batch: Definition, cancelled: bool) -> Flow[State]:
+    """Close the batch, and mark it as cancelled if the argument says so. Return its state."""
+    if batch.slot is None:
+        yield from open_batch(batch)
+    reply = yield scripts.batch_close(batch.keys(), batch.name, cancelled)
+    if not reply.state:
+        raise _not_found(batch.name)
+    if reply.state == "d" and reply.before != "d":
+        yield from sweep.try_send_slot(batch.home, batch.keys().index)
+    return cast(State, STATES[reply.state])
+
+
+def read(batch: Definition) -> Flow[BatchState]:
+    """Return the state of the batch."""
+    if batch.slot is None:
+        yield from open_batch(batch)
+    fields = yield scripts.read_batch(batch.keys(), batch.name)
+    if fields is None:
+        raise _not_found(batch.name)
+    return state_of(batch.name, fields)
+
+
+def state_of(name: str, fields: BatchFields) -> BatchState:
+    """Return the state of a batch with these fields in Redis."""
+    topic = fields.target.rpartition(":")[0]
+    return BatchState(
+        name, cast(State, STATES[fields.state]), topic, fields.all, fields.open,
+        **fields.counts, is_cancelled=fields.cancelled, waits_for_dead=fields.dead == "wait",
+        topics=fields.topics, created=moment(fields.created_ms),
+        ended=moment(fields.ended_ms) if fields.ended_ms else None,
+        timeout=moment(fields.timeout_ms) if fields.timeout_ms else None,
+    )  # fmt: skip
+
+
+# --- all batches ----------------------------------------------------------------------------------
+
+
+def batches(prefix: str) -> Flow[list[BatchState]]:
+    """Return the batches that are kept, newest first.
+
+    Batches that this Redis user may not read are left out, unless it may read none.
+    """
+    places = yield from registry.listed(prefix)
+    found = yield from registry.read(prefix, places)
+    states = [
+        state_of(place.name, fields)
+        for place, fields in zip(places, found, strict=True)
+        if isinstance(fields, BatchFields)
+    ]
+    denied = [each for each in found if isinstance(each, AccessDenied)]
+    if denied and not states:
+        raise denied[0]
+    return sorted(states, key=lambda each: each.created, reverse=True)
+
+
+def find(context_of: Callable[[str], TopicContext], prefix: str, name: str) -> Flow[Definition]:
+    """Return the batch with this name.
+
+    Raises:
+        BatchNotFound: There is no such batch.
+    """
+    place = yield from _listed(prefix, check_name(name, "name"))
+    return Definition(context_of(place.topic), name, slot=place.slot)

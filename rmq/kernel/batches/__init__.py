@@ -1,0 +1,1 @@
+"""Batches: messages that end together, and the callback that is sent then."""

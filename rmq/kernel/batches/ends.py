@@ -1,0 +1,44 @@
+"""Report the ends of members to their batches.
+
+The script that ends a member stores its end in the member's slot, because the batch may be in
+another slot or on another server. The process that ended the member reports the end at once. If
+this process dies, any consumer of the topic or `rmq server` reports it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from rmq.errors import TopicVanished
+from rmq.kernel.batches import scripts
+from rmq.kernel.batches.ref import parse_ref
+from rmq.kernel.batches.scripts import END_MOST
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import Flow
+
+
+def report(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
+    """Report all ends that a slot has stored to their batches.
+
+    Return the slots, by topic and index, that may now have a callback to send.
+    """
+    called: set[tuple[str, int]] = set()
+    reported: list[tuple[bytes, bytes]] = []
+    while True:
+        ends = yield scripts.member_ends(keys, reported, END_MOST)
+        if not ends:
+            return called
+        by_batch: dict[tuple[str, int, str], list[tuple[str, str]]] = {}
+        for _, value in ends:
+            ref = parse_ref(value[1:].decode("utf-8", "replace"))
+            if ref is not None:
+                letter = value[:1].decode("latin-1")
+                by_batch.setdefault(ref[:3], []).append((ref.id, letter))
+        for (topic, slot, name), members in by_batch.items():
+            batch_keys = SlotKeys(context.prefix, topic, slot)
+            with suppress(TopicVanished):  # no callback of a topic that was deleted
+                state, _ = yield scripts.batch_end(batch_keys, name, members)
+                if state == "d":
+                    called.add((topic, slot))
+        reported = ends

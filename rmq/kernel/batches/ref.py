@@ -1,0 +1,64 @@
+"""What the headers of messages say about batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rmq.kernel.batches.scripts import COUNTS_BYTES, counts_of
+from rmq.kernel.core.keys import SlotKeys
+
+COUNTS_MARK = "rmq-batch-counts"  # header of the callback: its counts, filled in by the script
+NAME_MARK = "rmq-batch-name"  # header of the callback: name of the batch
+
+
+class BatchRef(NamedTuple):
+    """The place of a batch, and one of its members."""
+
+    topic: str  # topic that gets the callback
+    slot: int
+    name: str
+    id: str  # first id of the member, in text form
+
+    def keys(self, prefix: str) -> SlotKeys:
+        """Return the keys of the slot that has the batch."""
+        return SlotKeys(prefix, self.topic, self.slot)
+
+
+def parse_ref(text: str) -> BatchRef | None:
+    """Parse the header of a member. Return None if RMQ did not write it."""
+    parts = text.split(" ")
+    if len(parts) != 4 or not parts[1].isdigit():
+        return None
+    return BatchRef(parts[0], int(parts[1]), parts[2], parts[3])
+
+
+class BatchCounts(NamedTuple):
+    """How the members of a batch have ended, in the callback of the batch.
+
+    Attributes:
+        name: Name of the batch.
+        is_cancelled: Whether the batch was cancelled.
+
+    The other attributes are numbers of members, as in `rmq.BatchState`.
+    """
+
+    name: str
+    is_cancelled: bool
+    succeeded: int
+    handed_over: int
+    dead: int
+    cancelled: int
+    expired: int
+    purged: int
+    dropped: int
+    lost: int
+
+
+def counts_in(headers: Mapping[str, str]) -> BatchCounts | None:
+    """Read the counts in the headers of a callback. Return None for any other message."""
+    text = headers.get(COUNTS_MARK, "")
+    if len(text) != COUNTS_BYTES or not text.isdigit():
+        return None
+    counts, is_cancelled = counts_of(text)
+    return BatchCounts(headers.get(NAME_MARK, ""), is_cancelled, **counts)

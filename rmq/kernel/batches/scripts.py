@@ -1,0 +1,179 @@
+"""Build the commands for batches. `lua/lib/batches/batch.lua` describes what Redis stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import clock
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
+
+ADD_MOST = 400  # ids of one call of `batch_add`
+END_MOST = 500  # members of one call of `batch_end`
+OPEN, WAITS, NEW, NOT_A_MEMBER, NOT_FOUND = ".", "!", "n", "x", "l"
+OUTCOMES: Mapping[str, str] = {
+    "s": "succeeded",
+    "h": "handed_over",
+    "d": "dead",
+    "c": "cancelled",
+    "e": "expired",
+    "p": "purged",
+    "o": "dropped",
+    "l": "lost",
+}
+STATES = {"o": "open", "c": "closed", "d": "done"}
+COUNT_DIGITS = 10
+COUNTS_BYTES = COUNT_DIGITS * (len(OUTCOMES) + 1)  # of the counts in the callback
+_FIELDS = (
+    "#state", "#open", "#all", "#topics", "#target", "#dead", "#cancelled", "#created", "#touched",
+    "#ended", "#timeout", *(f"#{letter}" for letter in OUTCOMES),
+)  # fmt: skip
+
+
+class OpenReply(NamedTuple):
+    """The reply to the script `batch_open`."""
+
+    created: bool
+    state: str
+    dead: str
+    target: str  # slot of the callback: `<topic>:<index>`
+
+
+class CloseReply(NamedTuple):
+    """The reply to the script `batch_close`. States are empty if the batch does not exist."""
+
+    before: str
+    state: str
+    open: int
+
+
+class AddReply(NamedTuple):
+    """The reply to the script `batch_add`.
+
+    Attributes:
+        state: State of the batch, or empty if the batch does not exist.
+        letters: A letter for each id: NEW, OPEN, WAITS, or the letter of its end. It is empty if
+            the batch is closed, and nothing was added.
+    """
+
+    state: str
+    letters: str
+
+
+def batch_open(
+    keys: SlotKeys,
+    name: str,
+    target: str,
+    callback: bytes,
+    counts_at: int,
+    dead: str,
+    timeout_ms: int,
+    keep_ms: int,
+) -> Command[OpenReply]:
+    """Create a batch, or look at a batch that exists."""
+    return Command(
+        script_loader.load("batch_open"),
+        (keys.slot, keys.batch(name)),
+        [clock.now_us, target, callback, counts_at, dead, timeout_ms, keep_ms],
+        lambda reply: OpenReply(
+            reply[0] == 1, reply[1].decode(), reply[2].decode(), reply[3].decode()
+        ),
+    )
+
+
+def batch_add(
+    keys: SlotKeys, name: str, topic: str, ids: Iterable[MessageId], by: str = ""
+) -> Command[AddReply]:
+    """Make up to ADD_MOST messages members of a batch. `by`: id of the member that adds them."""
+    return Command(
+        script_loader.load("batch_add"),
+        (keys.slot, keys.batch(name)),
+        [clock.now_us, topic, by, *map(str, ids)],
+        lambda reply: AddReply(reply[0].decode(), reply[1].decode()),
+    )
+
+
+def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[CloseReply]:
+    """Close a batch. `cancelled`: whether to mark it as cancelled."""
+    return Command(
+        script_loader.load("batch_close"),
+        (keys.slot, keys.batch(name), keys.pending, keys.targets),
+        [clock.now_us, int(cancelled)],
+        lambda reply: CloseReply(reply[0].decode(), reply[1].decode(), reply[2]),
+    )
+
+
+def batch_end(
+    keys: SlotKeys, name: str, ends: Sequence[tuple[str, str]]
+) -> Command[tuple[str, int]]:
+    """Report how up to END_MOST members have ended: pairs of an id and a letter.
+
+    The result is the state of the batch, or '' if it does not exist, and its number of open
+    members.
+    """
+    return Command(
+        script_loader.load("batch_end"),
+        (keys.slot, keys.batch(name), keys.pending, keys.targets),
+        [clock.now_us, *(text for pair in ends for text in pair)],
+        lambda reply: (reply[0].decode(), reply[1]),
+    )
+
+
+def member_ends(
+    keys: SlotKeys, reported: Iterable[tuple[bytes, bytes]], limit: int
+) -> Command[list[tuple[bytes, bytes]]]:
+    """Forget ends of members that were reported, and return the next ends of the slot."""
+
+    def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:
+        return list(zip(reply[::2], reply[1::2], strict=True))
+
+    return Command(
+        script_loader.load("member_ends"),
+        (keys.slot, keys.results, keys.keeping),
+        [limit, *(text for pair in reported for text in pair)],
+        parse,
+    )
+
+
+class BatchFields(NamedTuple):
+    """The fields of a batch."""
+
+    state: str
+    open: int
+    all: int
+    topics: tuple[str, ...]
+    target: str
+    dead: str
+    cancelled: bool
+    created_ms: int
+    touched_ms: int
+    ended_ms: int
+    timeout_ms: int
+    counts: dict[str, int]  # by the names in OUTCOMES
+
+
+def read_batch(keys: SlotKeys, name: str) -> Command[BatchFields | None]:
+    """Read the fields of a batch. The result is None if the batch does not exist."""
+    return Command(script_loader.plain("HMGET"), (keys.batch(name),), _FIELDS, fields_of)
+
+
+def fields_of(reply: Sequence[bytes | None]) -> BatchFields | None:
+    """Decode the fields of a batch, or return None if the batch does not exist."""
+    if reply[0] is None:
+        return None
+    texts = [(value or b"").decode("utf-8", "replace") for value in reply]
+    numbers = [int(text) if text.isdigit() else 0 for text in texts]
+    counts = dict(zip(OUTCOMES.values(), numbers[11:], strict=True))
+    return BatchFields(
+        texts[0], numbers[1], numbers[2], tuple(texts[3].split()), texts[4], texts[5],
+        texts[6] == "1", numbers[7], numbers[8], numbers[9], numbers[10], counts,
+    )  # fmt: skip
+
+
+def counts_of(text: str) -> tuple[dict[str, int], bool]:
+    """Read the counts in a callback. Return them by outcome, and whether it was cancelled."""
+    numbers = [int(text[at : at + COUNT_DIGITS]) for at in range(0, len(text), COUNT_DIGITS)]
+    return dict(zip(OUTCOMES.values(), numbers, strict=False)), bool(numbers[-1])

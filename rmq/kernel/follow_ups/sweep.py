@@ -1,0 +1,122 @@
+"""Send the pending follow-ups, and report the ends of batch members, that no process has sent.
+
+The process that acks a message sends its follow-ups at once. If this process dies, they stay
+pending. Consumers of the topic and `rmq server` look for them regularly: they sweep the slots.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from rmq.errors import RMQError, StorageError, TopicVanished
+from rmq.kernel.batches import ends
+from rmq.kernel.core import record
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.follow_ups import flows, scripts
+from rmq.kernel.follow_ups.encode import target_of
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.flow.steps import Flow, Pipeline, is_master_away, raise_first_error
+
+log = logging.getLogger("rmq")
+
+SLOTS_AT_ONCE = 128  # slots of one sweep
+TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
+SWEEP_MOST_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
+FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
+SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
+REST_S = 300.0  # time between two sweeps of a topic without them
+
+
+def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
+    """Send pending follow-ups of some slots that no other process sends.
+
+    SLOTS_AT_ONCE slots are checked, beginning with the slot in `first`.
+
+    A slot of a cluster is skipped if its master node cannot be reached. Return the first slot of
+    the next sweep.
+
+    Raises:
+        Unavailable, OutcomeUnknown: No server of Redis can be reached.
+    """
+    slots = context.slots[first : first + SLOTS_AT_ONCE]
+    calls = [scripts.pending(keys, 0, TARGETS_AT_ONCE) for keys in slots]
+    for call in calls:
+        call.fails_fast = True
+    replies = yield Pipeline(calls)
+    began = time.monotonic()  # not before the calls, so that each sweep sends something
+    raise_first_error([reply for reply in replies if not is_master_away(reply)])
+    for place, (keys, reply) in enumerate(zip(slots, replies, strict=True), first):
+        if is_master_away(reply):
+            continue
+        context.had_pending |= reply.entries + reply.ends > 0
+        if reply.ends:
+            yield from try_report(context, keys)
+        for each in reply.page:
+            if time.monotonic() - began > SWEEP_MOST_S:
+                return place
+            if each.from_ms <= reply.now_ms:
+                yield from flows.try_send(context, keys, each.target, b"", [])
+    return first + len(slots) if first + len(slots) < len(context.slots) else 0
+
+
+def try_sweep(context: TopicContext, first: int) -> Flow[int]:
+    """Send pending follow-ups as `sweep` does, but log errors of Redis instead of raising them.
+
+    Raises:
+        Unavailable, OutcomeUnknown: No server of Redis can be reached, so receiving messages would
+            fail as well.
+    """
+    try:
+        return (yield from sweep(context, first))
+    except StorageError as error:
+        if flows.is_outage(error):
+            raise
+        log.debug("topic %r: pending follow-ups cannot be sent now: %s", context.name, error)
+    except TopicVanished:
+        pass  # the next receive raises it
+    return 0
+
+
+def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
+    """Report the ends of deliveries that are members of batches, and send callbacks.
+
+    Errors are logged, because the deliveries are settled. A later sweep repeats what is missing.
+    """
+    for index in sorted({d.origin.keys.index for d in deliveries if record.batch_of(d.record)}):
+        context.had_pending = True  # other members end while no process settles them
+        if index < len(context.slots):
+            yield from try_report(context, context.slots[index])
+
+
+def try_report(context: TopicContext, keys: SlotKeys) -> Flow[None]:
+    """Report the ends of members in a slot, and send callbacks. Errors are logged."""
+    try:
+        for topic, slot in (yield from ends.report(context, keys)):
+            yield from send_slot(target_of(context, topic)[0], slot)
+    except RMQError as error:
+        log.debug("topic %r: ends of members are reported later: %s", context.name, error)
+
+
+def send_slot(context: TopicContext, slot: int) -> Flow[None]:
+    """Send the pending follow-ups of one slot, such as the callback of a batch that has ended.
+
+    Errors of single targets are logged.
+    """
+    yield from opening.ensure_open(context, create=False)
+    if slot < len(context.slots):
+        reply = yield scripts.pending(context.slots[slot], 0, TARGETS_AT_ONCE)
+        for each in reply.page:
+            if each.from_ms <= reply.now_ms:
+                yield from flows.try_send(context, context.slots[slot], each.target, b"", [])
+
+
+def try_send_slot(context: TopicContext, slot: int) -> Flow[None]:
+    """Send the pending follow-ups of one slot, as `send_slot` does. Errors are logged."""
+    try:
+        yield from send_slot(context, slot)
+    except RMQError as error:
+        log.debug("topic %r: callbacks are sent later: %s", context.name, error)
