@@ -42,13 +42,8 @@ from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.delivery.claim import UNSURE
 from rmq.kernel.delivery.inner_delivery import (
-    LOST,
-    OPEN,
-    SETTLED,
-    BatchOrigin,
-    InnerDelivery,
-    SharedLeases,
-)
+    LOST, OPEN, SETTLED, BatchOrigin, InnerDelivery, SharedLeases,
+)  # fmt: skip
 from rmq.kernel.follow_ups.flows import FollowUps, send_copies
 from rmq.kernel.follow_ups.sweep import report_ends
 from rmq.kernel.topic import clock, opening, reading
