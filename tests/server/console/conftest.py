@@ -113,9 +113,9 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
     client.admin.topic_pause("orders", by=corpus.TEXTS[0][:100], why=corpus.TEXTS[1][:100])
     client.admin.purge("orders", "dead", ids=[dead[0].id], keep=3600)
     _report_worker(client, held)
-    batch = client.batch("import-7", then=("orders", rmq.Outgoing(corpus.TEXTS[0])), timeout=3600)
+    batch = client.batch("import-7", then=("other", rmq.Outgoing(corpus.TEXTS[0])), timeout=3600)
     batch.open()
-    batch.send("other", corpus.TEXTS[1])
+    batch.send("grouped", corpus.TEXTS[1], group="g")
     return {
         "dead": str(dead[1].id), "waiting": waiting, "held": held, "behind": behind[1],
         "job": job.id, "run": "a" * 32,
