@@ -156,13 +156,15 @@ class ClientBase:
             ref = parse_ref(name.marks.get(BATCH_MARK, ""))
             if ref is None:
                 raise InvalidValue(f"name: {name.id} is no member of a batch; give a name")
-            return definition_of(self._context(name.topic, "json", None, ENTRY_BYTES, {}), ref)
+            return definition_of(self._known(name.topic), ref)
         topic, callback = (name, None) if then is None else _callback_of(then)
-        topic_name = getattr(topic, "name", topic)
-        home = next((each for each in list(self._contexts) if each.name == topic_name), None)
-        if home is None:
-            home = self._context(topic_name, "json", None, ENTRY_BYTES, {})
+        home = self._known(getattr(topic, "name", topic))
         return Definition(home, name, callback, dead, timeout, keep)
+
+    def _known(self, topic: Any) -> TopicContext:
+        """Return the context of a topic that the program declared, or a new one."""
+        found = next((each for each in list(self._contexts) if each.name == topic), None)
+        return found or self._context(topic, "json", None, ENTRY_BYTES, {})
 
     def lifespan(self, function: F) -> F:
         """Register a function with code for the start and the end of each worker process.

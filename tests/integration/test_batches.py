@@ -126,6 +126,26 @@ def test_a_duplicate_of_a_message_outside_is_no_member(
     assert [counts.succeeded for _, counts in received(done)] == [0]
 
 
+@both_clients
+def test_members_have_the_codec_and_the_results_of_their_topic(
+    api: Any, client: rmq.Client, name: str
+) -> None:
+    rows = api.topic(f"{name}-rows", codec="msgpack", results=rmq.Results(keep=60))
+    keyless = api.topic(rows.name)  # the same topic, declared without results
+    client.topic(f"{name}-done").open()
+    with client.batch(name, then=(f"{name}-done", rmq.Outgoing("all"))) as made:
+        made.send(rows.name, 0)
+    with rows.consumer() as consumer:
+        (first,) = consumer.receive(wait=1)
+        # This program has not declared the topic of the callback.
+        own = api.batch(getattr(first, "target", first))
+        ids = [own.send(topic, 1).id for topic in (rows, keyless)]
+        first.ack()
+    raw = [client.admin.get(rows.name, id, raw=True) for id in ids]
+    assert [each.body.body for each in raw] == [b"\x01", b"1"]
+    assert [each.keeps for each in client.topic(rows.name).results(ids)] == [True, False]
+
+
 @pytest.mark.parametrize("then", ["waits", "runs", "has ended", "is reported"])
 def test_a_member_that_another_program_sends_meanwhile_stays_a_member(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch, then: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from rmq.errors import InvalidType
 from rmq.features.batches import flows, members
@@ -51,7 +51,11 @@ class BatchBase:
         name = getattr(topic, "name", topic)
         if not isinstance(name, str):
             raise InvalidType(f"topic: {type(topic).__name__}; give a topic, or its name")
-        return target_of(self._definition.home, name)[0]
+        home, own = self._definition.home, getattr(topic, "_context", None)
+        # A program may declare a topic twice, with different codecs or results.
+        if any(each is own for each in home.siblings):
+            return cast(TopicContext, own)
+        return target_of(home, name)[0]
 
 
 class AsyncBatch(BatchBase):

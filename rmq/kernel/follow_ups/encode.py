@@ -49,12 +49,11 @@ def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
         found = context.targets[topic] = context, True
     elif found is None:
         declared = next((each for each in list(context.siblings) if each.name == topic), None)
-        found = (
-            declared
-            or TopicContext(context.prefix, topic, JSON, context.sessions, {}, context.hooks),
-            declared is not None,
-        )
-        context.targets[topic] = found
+        known = declared
+        if known is None:
+            known = TopicContext(context.prefix, topic, JSON, context.sessions, {}, context.hooks)
+            known.siblings, known.result_signals = context.siblings, context.result_signals
+        found = context.targets[topic] = known, declared is not None
     return found
 
 
