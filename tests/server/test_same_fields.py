@@ -173,9 +173,11 @@ DIFFERENCES = {
         "export fingerprint": "command",
         "get failure.fingerprint": "http",
     },
-    "all attempts are long: a command shows them of one message": {
+    "all attempts and steps are long: a command shows them of one message": {
         "dead_letters attempts": "python http",
         "peek attempts": "python http",
+        "dead_letters steps": "python http",
+        "peek steps": "python http",
     },
     "a value in the form in which HTTP shows bodies": {
         "result outcome.value.is_truncated": "http",
