@@ -1,10 +1,7 @@
 """Receive and settle deliveries, as flows that a blocking or an async client runs.
 
-A flow is a generator that yields commands for Redis and gets their replies.
-
-The flows turn replies into deliveries, and set the state of settled deliveries. If a call that
-settles deliveries gets no reply, it is kept. The consumer's next call first repeats it with the
-same numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
+If a call that settles deliveries gets no reply, it is kept. The consumer's next call first repeats
+it with the same numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -42,8 +39,13 @@ from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.delivery.claim import UNSURE
 from rmq.kernel.delivery.inner_delivery import (
-    LOST, OPEN, SETTLED, BatchOrigin, InnerDelivery, SharedLeases,
-)  # fmt: skip
+    LOST,
+    OPEN,
+    SETTLED,
+    BatchOrigin,
+    InnerDelivery,
+    SharedLeases,
+)
 from rmq.kernel.follow_ups.flows import FollowUps, send_copies
 from rmq.kernel.follow_ups.sweep import report_ends
 from rmq.kernel.topic import clock, opening, reading
