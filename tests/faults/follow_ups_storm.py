@@ -230,6 +230,8 @@ class Hurts:
         try:
             self._client.admin.topic_resize(name, slots * 2 if wider else 1, wait=False)
         except rmq.InvalidValue:  # the first resize of this topic is not over
+            if self._faults:
+                self._faults.insert(0, "resize")  # the last one
             return "resize again"
         return "resize"
 
