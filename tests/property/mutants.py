@@ -238,7 +238,11 @@ RESULTS: dict[str, list[Change]] = {
         ("send", "redis.call('HSET', slot, 'outcomes', 1)", "")
     ],
     "a message without a mark gets a result": [
-        ("reject", "(keep or keep_of(batch[i - from + 1]))", "(keep or 7000)")
+        (
+            "reject",
+            "if own_keep and text ~= last_text then",
+            "own_keep = own_keep or 7000 if text ~= last_text then",
+        )
     ],
 }
 # and those that break follow-ups.

@@ -15,7 +15,7 @@ from hypothesis.stateful import precondition, rule
 import rmq
 from rmq.errors import LeaseLost, TopicNotFound
 from rmq.kernel.core.ids import MessageId, make_one
-from rmq.kernel.follow_ups import flows
+from rmq.kernel.follow_ups.sweep import sweep
 from tests.property.ground import TOPIC, HeldDelivery
 from tests.property.machine import rarely, some
 from tests.property.outcome_ground import COPIES, KEEP_S, TARGET, OutcomeGround
@@ -268,7 +268,7 @@ class Outcomes(OutcomeGround):
             self.tick_to(self.now + (61_000 if what == "sweep later" else 0))
             self.do(self.topic.open)
             run, context = self.driver.client._transport.run, self.topic._context
-            self.do(lambda: run(flows.sweep(context)), lost=lost)
+            self.do(lambda: run(sweep(context)), lost=lost)
         self.sync()
 
     def purge_waiting(self, lost: bool) -> None:
