@@ -46,7 +46,7 @@ BROKEN: dict[str, list[Change]] = {
         (
             "ack_then",
             "if #valid_ids == 0 then",
-            "note_outcomes({unpack(ARGV, results_from - n - 1, results_from - 2)}, now, 's') "
+            "note_outcomes({unpack(ARGV, results_from - n - 2, results_from - 3)}, now, 's') "
             "if #valid_ids == 0 then",
         )
     ],
