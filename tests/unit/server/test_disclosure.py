@@ -28,12 +28,13 @@ def message(body: Any, **headers: str) -> web_message.MessageList:
     attempt = web_message.Attempt(
         number=1, at=None, reason="failed", error="KeyError", traceback="File 2", worker="h:1"
     )
+    step = web_message.Step(name="s", state="done", at=None, value=web_message.body_of(body))
     shown = web_message.StoredMessage(
         id="0" * 26, queue="dead", slot=0, offset=1, body=web_message.body_of(body), type=None,
         group=None, share_key=None, weight=None, held=False,
         priority=None, due=None, expires=None, merge_key=None, headers=headers, deliveries=2,
         deadline=None, held_by_query=False, died=None, failure=failure, unreadable="",
-        attempts=[attempt],
+        attempts=[attempt], steps=[step],
     )  # fmt: skip
     return web_message.MessageList(messages=[shown], cursor=None)
 
@@ -42,6 +43,7 @@ def test_a_viewer_sees_no_body_and_no_traceback_but_the_error() -> None:
     shown = Disclosure().shown(VIEWER, message({"card": SECRET})).messages[0]
 
     assert (shown.body.kind, shown.body.text) == ("hidden", HIDDEN)
+    assert shown.steps[0].value.text == HIDDEN
     assert shown.body.size == len(json.dumps({"card": SECRET}))
     assert (shown.failure.traceback, shown.failure.error) == (HIDDEN, "ValueError: no")
     assert (shown.attempts[0].traceback, shown.attempts[0].error) == (HIDDEN, "KeyError")
@@ -84,6 +86,7 @@ def test_redacted_fields_are_nowhere_in_an_answer(body: Any) -> None:
     found = Disclosure(("CARD",)).shown(OPERATOR, message(body, token="t", n="1")).messages[0]
 
     assert SECRET not in found.body.text
+    assert SECRET not in found.steps[0].value.text
     assert found.body.kind in ("json", "hidden")
     assert found.headers == {"token": "t", "n": "1"}
     unchanged = Disclosure(("card",)).shown(ADMIN, message(body))

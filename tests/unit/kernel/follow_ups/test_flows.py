@@ -75,7 +75,7 @@ def test_a_sweep_makes_no_other_call_once_redis_as_a_whole_is_away() -> None:
 
 def test_a_slow_sweep_ends_and_says_where_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(flows, "time", clock)
+    monkeypatch.setattr(sweep, "time", clock)
     context = three_slots()
     flow = sweep.try_sweep(context, 0)
     next(flow)
