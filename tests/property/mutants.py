@@ -23,7 +23,7 @@ Change = tuple[str, str, str]  # script, what stands there, what a careless hand
 
 MUTANTS: dict[str, list[Change]] = {
     "unfenced ack": [
-        ("ack", "score == receipt + step * STEP", "true"),
+        ("ack", "score == receipt + step * 0.00048828125", "true"),
         ("ack", "(score == receipt or tonumber(score) == tonumber(receipt))", "true"),
     ],
     "unfenced nack": [
