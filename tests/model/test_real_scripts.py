@@ -126,7 +126,6 @@ def test_the_real_scripts_go_where_the_model_goes(
 RESULTS = [  # changes of scripts that break results
     ("ack_then", "note_outcomes(valid_ids, now, nil, results_given, keep)", ""),
     ("ack", "if outcomes then", "if false then"),
-    ("ack_then", "redis.call('HSET', results, id, letter", "string.upper(id, letter"),
     ("rollback_expired_leases", "note_outcomes(ids, now, 'd')", ""),
     ("rollback_expired_leases", "note_outcomes(ids, now, 'c')", ""),
     ("cancel", "note_outcomes(ids, now, 'c')", ""),
