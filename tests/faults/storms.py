@@ -27,6 +27,7 @@ from tests.databases import Postgres, fresh
 from tests.faults import (
     bank_scene,
     bank_storm,
+    batches_storm,
     cancels_storm,
     follow_ups_storm,
     groups_storm,
@@ -239,6 +240,13 @@ def cancels(stage: Stage, seed: int) -> Played:
         return cancels_storm.played(place, folder, stage.name(), random.Random(seed))
 
 
+def batches(stage: Stage, seed: int) -> Played:
+    """Batches with callbacks; the seed chooses a server, Sentinel or a Cluster."""
+    place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
+    with stage.folder() as folder:
+        return batches_storm.played(place, folder, stage.name(), random.Random(seed))
+
+
 def follow_ups(stage: Stage, seed: int) -> Played:
     """Chains of follow-ups; the seed chooses a server, Sentinel or a Cluster."""
     place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
@@ -291,4 +299,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "cancels": cancels,
     "results": results,
     "steps": steps,
+    "batches": batches,
 }
