@@ -58,8 +58,10 @@ local is_mine = score and score == claim
 -- Put a dead letter in the place of the first entry, if the entry has this number.
 --- @inline
 local function bury(number)
+  --- @include "lib/results/keep_mark"
   --- @include "lib/dead_letters/dead_letters"
   --- @include "lib/records/note_offloaded"
+  --- @include "lib/results/note_marks"
   local entry = first_entries(target, 1)[1]
   if not entry or string.sub(entry, #target + 2, #target + 1 + NUMBER_DIGITS)
       ~= number_text(number) then
@@ -75,6 +77,7 @@ local function bury(number)
   local record = ARGV[9] .. struct.pack('>I4', last % ACCEPTED_CYCLE) .. ARGV[10]
   redis.call('HSET', records, id, record)
   note_offloaded({ id, record })
+  note_marks({ id, record })
   local died = { ids = { id }, delivery_counts = { 1 }, reason = 'r', details = ARGV[11] }
   add_dead(died, audited, tonumber(dead_retention_ms), now)
 end

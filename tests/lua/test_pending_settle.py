@@ -136,6 +136,18 @@ def test_a_refused_entry_becomes_a_dead_letter_in_the_same_step(box: Box) -> Non
     assert box.changed(before) == {}, "a second call finds another first entry"
 
 
+def test_a_dead_letter_that_keeps_its_result_is_noted_in_the_slot(box: Box) -> None:
+    reply, _ = waiting(box)
+    part = box.part(body=b"dead", keep=60)
+    letter = Refused(reply.number, member_of(box.ids()[0]), *part, b"why")
+
+    settle(box, 0, reply.claim, refused=letter)
+
+    state = box.state()
+    assert state["slot"]["outcomes"] == "1"
+    assert state["results"][box.keys.id_of(letter.member)][:1] == b"d"
+
+
 def test_only_the_process_with_the_claim_makes_a_dead_letter_of_an_entry(box: Box) -> None:
     reply, _ = waiting(box)
     box.clock.advance(CLAIM_S)
