@@ -21,6 +21,7 @@ from tests.cli.test_help import ALL
 # Every command called ls or groups, and others that list: its arguments, and how many records.
 LISTINGS: dict[str, tuple[list[str], int | None]] = {
     "audit-trail": ([], None),
+    "batch ls": ([], 1),
     "dlq groups": (["{topic}"], 2),
     "dlq ls": (["{topic}"], 2),
     "groups ls": (["{topic}-grouped"], 2),
@@ -68,6 +69,7 @@ def listing(run, client, topic, tmp_path):
     grouped.send_many([rmq.Outgoing(1, group=name) for name in "aab"])
     topic.every("report", every=3600, body={"=n": 1}).declare()
     bury(topic, "=HYPERLINK(1)", 'two,\n"lines"')
+    client.batch("import-7", then=(topic, rmq.Outgoing(1))).open()
     store_follow_up(client, topic)
     topic.send({"n": 1}, headers={"tenant": "7"})
     topic.send("a,b")

@@ -299,7 +299,7 @@ def test_delete_of_an_empty_topic_needs_no_force(run, topic):
 
     assert json.loads(done.stdout) == {
         "topic": topic.name, "dry_run": False, "waiting": 0, "in_flight": 0, "dead": 0,
-        "other_keys": 0, "messages": 0,
+        "other_keys": 0, "batches": 0, "messages": 0,
     }  # fmt: skip
 
 

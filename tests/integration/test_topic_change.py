@@ -312,7 +312,7 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
             break
         except Cut:
             pass
-        if cut > (4 if force else 9):  # read, 3 counts, pause, its slots, 3 counts, mark
+        if cut > (5 if force else 10):  # read, 3 counts, batches, pause, its slots, 3 counts, mark
             with pytest.raises((rmq.TopicVanished, rmq.TopicNotFound)) as caught:
                 client.topic(name).open(create=False)
             assert "is being deleted" in str(caught.value)
@@ -413,7 +413,7 @@ def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_
     send_each(topic, 30)
     flow = flows.topic_delete(client.admin._context(name), True, False, None)
     with pytest.raises(Cut):
-        Cutting(client._transport, 6).run(flow)
+        Cutting(client._transport, 7).run(flow)
 
     with pytest.raises(rmq.TopicNotEmpty, match="so is the topic"):
         client.admin.topic_delete(name)

@@ -48,7 +48,7 @@ def test_results_and_follow_ups_agree_with_the_queues_whatever_is_done(
     if slots > 1:
         Run.retry, Run.max_retries, Run.on_expire = rmq.Levels((1.0, 3.0)), 3, "drop"
         wanted = (*WANTED, "follow-up in another slot", "result: expired")
-    how = QUICK if slots > 1 else settings(QUICK, max_examples=16)
+    how = QUICK if slots > 1 else settings(QUICK, max_examples=8)
 
     missed = explore(Run, FIRST if slots == 1 else 0, wanted, how)
 

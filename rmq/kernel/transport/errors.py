@@ -367,7 +367,7 @@ _ADVICE = (
 # gets an alert, or a closed connection.
 _REFUSED = (
     "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "HANDSHAKE_FAILURE",
-    "EOF occurred", "reset by peer", "Broken pipe", "closed by server",
+    "EOF occurred", "reset by peer", "Broken pipe", "Connection lost", "closed by server",
 )  # fmt: skip
 
 

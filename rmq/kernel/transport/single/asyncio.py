@@ -57,7 +57,8 @@ class Doorbell:
     def wake(self) -> None:
         """End the current or the next wait of a read."""
         if self._scope is not None:
-            self._scope.reschedule(0)
+            with contextlib.suppress(RuntimeError):  # the wait is about to end, or has ended
+                self._scope.reschedule(0)
         self._has_rung = True
 
     async def read(self, seconds: float) -> Any:

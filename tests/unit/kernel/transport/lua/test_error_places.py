@@ -113,6 +113,7 @@ def is_put_in_place(line: str, source: str, values: dict[str, str], calls: set[s
     return is_of_call and (read[-1] == "=" or not calls.isdisjoint(read))
 
 
+@pytest.mark.slow  # the other tests look at the lines of a few scripts
 def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
     constants_of = {part: constants(part) for part in parts()}
     sources = {part: script_loader.source(part).splitlines() for part in parts()}
