@@ -41,7 +41,7 @@ PAGES = {
     "docs/coming-from/sqs.md": 1,
     "docs/frameworks.md": 0,
     "docs/tutorial.md": 0,
-    "docs/cli.md": 14,
+    "docs/cli.md": 15,
     "docs/audit.md": 0,
     "docs/codecs.md": 0,
     "docs/errors.md": 0,

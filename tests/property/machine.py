@@ -273,8 +273,8 @@ class Machine(Ground):
                     and not (other.moved or msg.moved)
                 ):
                     over = other.expiry is not None and other.expiry <= self.now
-                    # Its last lease has run out: this very call has made it a dead letter.
-                    dies = other.state == "prepare" and not other.left
+                    # This very call has ended it: its last lease has run out, or it is cancelled.
+                    dies = other.state == "prepare" and (not other.left or other.requested)
                     over = over or (dies and other.lease_until <= self.now)
                     lives = other.state in ("store", "prepare") and not over
                     passed = lives and other.id not in before

@@ -46,7 +46,8 @@ def test_steps_stay_with_their_message_whatever_is_done_to_it(
     Run.slots, Run.is_async = slots, is_async
     wanted: tuple[str, ...] = WANTED
     if slots > 1:  # the field `large` of a slot counts both
-        wanted = (*WANTED, "large bodies")
+        rare = "step runs after it has begun"  # among messages of two slots
+        wanted = (*(each for each in WANTED if each != rare), "large bodies")
         for name in ("MIN_BYTES", "MIN_BYTES_OF_CALL"):
             monkeypatch.setattr(record, name, LARGE)
     how = QUICK if slots > 1 else settings(QUICK, max_examples=6)
