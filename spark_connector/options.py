@@ -365,7 +365,7 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
 class Connection:
     """The address of a topic. Its repr hides the URL, which may contain a password.
 
-    The topic is empty if the rows of a write name their topics.
+    The topic is empty if each row that is written names its own topic.
     """
 
     url: str = field(repr=False)

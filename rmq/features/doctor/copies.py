@@ -86,7 +86,7 @@ def _with_aof(look: Look, info: Info, place: int) -> Flow[Sight]:
 
 
 def _copies(topic: TopicOverview) -> int:
-    """Return the number of replicas that sends to a topic wait for."""
+    """Return how many replicas must confirm a message before a send to the topic returns."""
     level = topic.settings.durability
     return level.n if isinstance(level, Replicated | Fsync) else 0
 

@@ -87,7 +87,7 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Describe limits on connections and databases that a client may reach.
+    """Describe how many connections and databases the server allows.
 
     Return nothing if the limits cannot be read.
     """

@@ -235,7 +235,7 @@ def encoded(context: TopicContext, number: int) -> TopicContext:
 
 
 def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> Outgoing:
-    """Return the message of a schedule for a time. If `id` is None, the message gets a new id."""
+    """Return the message that a schedule sends at a given time. None as `id` means a new id."""
     return Outgoing(
         definition.body,
         priority=definition.priority,

@@ -203,7 +203,7 @@ class AsyncQuery(QueryBase):
         Use this method for an engine that gives up a batch after a number of attempts.
 
         Args:
-            batch: Name of the batch, which replaces the previous batch.
+            batch: Name of the batch. Only one batch is recorded, so a new name begins a new count.
             by: Name of the run. A run that calls several times in a row counts once.
         """
         return await self._run(self._flows.count_run(batch, by))

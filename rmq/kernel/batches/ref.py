@@ -34,7 +34,7 @@ def parse_ref(text: str) -> BatchRef | None:
 
 
 class BatchCounts(NamedTuple):
-    """How the members of a batch have ended, in the callback of the batch.
+    """How the members of a batch have ended. The callback of the batch has these counts.
 
     Attributes:
         name: Name of the batch.

@@ -3,9 +3,9 @@
 The state includes when each slot next has work, and leased messages that were not returned.
 
 On a Redis Cluster, receiving from a slot fails at once if the slot's master cannot be reached. The
-consumer soon tries the slot again, because a replica takes over within seconds. The failure is an
-error only after the time `retry_for` of the client. Until then, no call returns an empty list,
-because the slot may have messages.
+consumer soon tries the slot again, because a replica takes over within seconds. A call of `receive`
+goes on trying for the time `retry_for` of the client, and then raises an error. It never returns an
+empty list instead, because the slot may have messages.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AwaySlots:
     def forget_from(self, count: int) -> None:
         """Forget all slots with at least the given index, because they no longer exist.
 
-        Calls without a reply are kept.
+        Calls to these slots that got no reply are kept.
         """
         for slot in [slot for slot in self.since if slot >= count]:
             self.end(slot)

@@ -101,7 +101,7 @@ class Sample:
 
 
 class Figures(NamedTuple):
-    """A sample of a topic in its stored form."""
+    """A sample of a topic's counters, as Redis stores it."""
 
     at_ms: int
     due_since_ms: int  # when the oldest due message became due; 0 if no message is due

@@ -1,9 +1,10 @@
 """Keep the list of topics that have schedules, so that a scheduler reads no other topics.
 
 An entry has the name of a topic, its creation time, and a generation. The generation counts how
-often the topic has lost its last schedule. A schedule is stored in two steps: first the entry is
-added to the list, then the schedule is stored if the generation has not changed. So each topic with
-schedules is in the list, and an entry of an earlier generation can be removed at any time.
+often the number of the topic's schedules has become 0. A schedule is stored in two steps: first the
+entry is added to the list, then the schedule is stored if the generation has not changed. So each
+topic with schedules is in the list, and an entry of an earlier generation can be removed at any
+time.
 """
 
 from __future__ import annotations

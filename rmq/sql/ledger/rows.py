@@ -1,8 +1,8 @@
 """Statements on rows of the ledger. Each function takes a plain Connection.
 
-Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set. So a run
-that has lost a row can neither mark nor delete it. The database's clock decides which rows have
-expired.
+Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set. So an
+owner that has lost a row can neither mark the row as done nor delete it. The database's clock
+decides which rows have expired.
 
 The table `rmq_ledger` has one row for each business key of a consumer and topic.
 """

@@ -110,8 +110,8 @@ class SharedMemory:
     def leases(self, topic: int) -> list[tuple[int, int, int]]:
         """Return a topic's valid leases.
 
-        Each item has the index of a lease, the number of the lease, and the count of its deliveries
-        in flight.
+        Each item has the position of a lease in the memory, the number of the lease in Redis, and
+        the count of its deliveries in flight.
         """
         first, found = topic * SLOTS_MAX, []
         for lease_index in range(first, first + self.slots(topic)):

@@ -285,7 +285,7 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_again(self) -> None:
-        """Check slots from which messages came, so that Redis sends wake-ups for them again."""
+        """Check the slots that gave messages, so that Redis sends wake-ups for them again."""
         feeds = list(self._unchecked)
         for feed in feeds:
             feed.follow_slots()

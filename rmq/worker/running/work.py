@@ -334,8 +334,8 @@ class HandlerWork:
 def _rendered(disposition: Disposition) -> Disposition:
     """Replace the error of a disposition (how to settle a delivery) by the error's text.
 
-    Call this function before the end of the run is recorded. The code of the user's error may hang,
-    and then `max_runtime` still limits it.
+    Call this function before the end of the run is recorded. An error of the user may hang while it
+    is made a text. Until the end of the run, `max_runtime` limits this time.
     """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))

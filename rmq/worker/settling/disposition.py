@@ -1,4 +1,4 @@
-"""Decide how a delivery is settled: by its claim, its body, and the error of its handler."""
+"""Decide how a delivery is settled, from its claim, its body, and the error of its handler."""
 
 from __future__ import annotations
 

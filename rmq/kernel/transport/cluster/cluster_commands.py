@@ -279,7 +279,7 @@ class ClusterCommands:
             raise translate(failure, name, []) from failure
 
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
-        """End calls with `fails_fast` whose node cannot be reached. Return whether a call ended."""
+        """End calls that may fail fast and whose node is away. Return whether a call ended."""
         failed = False
         for call in calls:
             error = call.error

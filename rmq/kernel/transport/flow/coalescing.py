@@ -294,8 +294,8 @@ def coalesced(
     """Make the request of one caller, in a separate call or in a call that several callers share.
 
     Args:
-        coalescer: Object that makes the shared calls. Its outcomes have the types of the results
-            and errors of `alone`.
+        coalescer: Object that makes the shared calls. It gives each caller a result or an error,
+            as the function in `alone` does.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
         alone: Function that makes the request in a separate call.
     """
