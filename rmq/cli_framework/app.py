@@ -270,7 +270,7 @@ def redact(text: str, url: str | None) -> str:
 # The first matching row counts; any other error is ERROR.
 _EXIT_CODES: tuple[tuple[Any, int], ...] = (
     (click.UsageError, USAGE),
-    (rmq.TopicNotFound | rmq.ScheduleNotFound, NOTHING),
+    (rmq.TopicNotFound | rmq.ScheduleNotFound | rmq.JobNotFound | rmq.BatchNotFound, NOTHING),
     (rmq.QueryOwned | rmq.TopicNotEmpty, REFUSED),
     (rmq.TopicVanished, ERROR),
     (rmq.ConfigurationError, USAGE),
