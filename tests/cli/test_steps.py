@@ -55,7 +55,8 @@ def test_a_redrive_keeps_steps_unless_it_is_fresh(run, topic, dead):
     assert (fresh.exit_code, json.loads(fresh.stdout)["sent"]) == (0, 1)
     assert topic.get(dead).steps == ()
     jobs = json.loads(run("job", "ls", "--json").stdout)
-    assert sorted(job["fresh"] for job in jobs) == [False, True]  # of one second
+    mine = [job["fresh"] for job in jobs if job["topic"] == topic.name]
+    assert sorted(mine) == [False, True]  # they began in the same second
 
 
 def test_fresh_is_refused_with_another_topic(run, topic, dead, client):
