@@ -357,6 +357,11 @@ def mark_of(data: bytes) -> bytes:
     return data[at + 10 : at + 10 + (data[at + 9] & 31)]
 
 
+def is_member(data: bytes) -> bool:
+    """Whether a message is a member of a batch. Only the mark is read, not all headers."""
+    return mark_of(data).endswith(b"b")
+
+
 def batch_of(data: bytes) -> str:
     """Return the batch of a message: `<topic> <slot> <name> <id>`. It is '' if there is none."""
     return headers_of(data).get(BATCH_MARK, "") if data[0] & HEADERS else ""
