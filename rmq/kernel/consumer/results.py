@@ -6,10 +6,10 @@ A result says how a message ended. It is kept for a time if its sender asks for 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rmq.errors import ConfigurationError, EncodeError, InvalidType, InvalidValue
-from rmq.kernel.consumer.settle import open_leases
+from rmq.kernel.consumer.settle import ConsumerPart, open_leases
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.codec import Codec, Offloaded
 from rmq.kernel.core.results import VALUE_BYTES
@@ -25,7 +25,6 @@ from rmq.kernel.results.entry import (
 )
 from rmq.kernel.results.scripts import ProgressReply
 from rmq.kernel.topic import clock
-from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
 PROGRESS_S = 1.0  # shortest time between two reports of a delivery
@@ -77,25 +76,8 @@ def encode_value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
     return codec.number, data, ""
 
 
-class DeliveryResults:
-    """The results and the progress of a consumer's deliveries.
-
-    Args:
-        context: Topic of the deliveries.
-        at_most_once: Whether messages are settled before they are delivered.
-        note_letters: Function that records the new states of deliveries, and returns the lost
-            deliveries.
-    """
-
-    def __init__(
-        self,
-        context: TopicContext,
-        at_most_once: bool,
-        note_letters: Callable[[list[InnerDelivery], str], list[InnerDelivery]],
-    ) -> None:
-        self._context = context
-        self._at_most_once = at_most_once
-        self._note_letters = note_letters
+class DeliveryResults(ConsumerPart):
+    """The results and the progress of a consumer's deliveries."""
 
     def of(self, deliveries: Sequence[InnerDelivery]) -> tuple[list[bytes], int]:
         """Return the encoded result of each delivery, or [] if no message keeps its result.
@@ -107,7 +89,7 @@ class DeliveryResults:
         if not times:
             return [], 0
         keep_s = times.pop() if len(times) == 1 else 0
-        if keep_s and any(record.mark_of(d.record)[-1:] == b"b" for d in deliveries):
+        if keep_s and any(record.is_member(d.record) for d in deliveries):
             keep_s = 0  # the script must read the batches of members from their records
         if self._at_most_once:
             return [HANDED_OVER if keep else b"" for keep in keeps], keep_s

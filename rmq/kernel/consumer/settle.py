@@ -99,6 +99,27 @@ def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
     )
 
 
+class ConsumerPart:
+    """A part of a consumer, which writes to Redis for some of its deliveries.
+
+    Args:
+        context: Topic of the deliveries.
+        at_most_once: Whether messages are settled before they are delivered.
+        note_letters: Function that records the new states of deliveries, and returns the lost
+            deliveries.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        at_most_once: bool,
+        note_letters: Callable[[list[InnerDelivery], str], list[InnerDelivery]],
+    ) -> None:
+        self._context = context
+        self._at_most_once = at_most_once
+        self._note_letters = note_letters
+
+
 def open_leases(
     context: TopicContext, deliveries: Iterable[InnerDelivery]
 ) -> tuple[list[InnerDelivery], Leases]:

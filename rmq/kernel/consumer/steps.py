@@ -5,12 +5,11 @@ Such a part is called a step. A handler may also save a cursor, which says how f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rmq.errors import ConfigurationError, EncodeError, InvalidValue, PayloadTooLarge
 from rmq.kernel.consumer.results import encode_value
-from rmq.kernel.consumer.settle import open_leases
+from rmq.kernel.consumer.settle import ConsumerPart, open_leases
 from rmq.kernel.core import steps as core_steps
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.steps import BEGUN, CURSOR, DONE, LOST, Step, decode_steps, value_of
@@ -19,7 +18,6 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.results import scripts
 from rmq.kernel.results.scripts import StepCode, StepReply
 from rmq.kernel.topic import clock
-from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
 
 
@@ -37,28 +35,12 @@ class Begun(NamedTuple):
     value: Any = None
 
 
-class DeliverySteps:
+class DeliverySteps(ConsumerPart):
     """Reads and writes the steps of a consumer's deliveries.
 
     Only the delivery with the valid receipt can write the steps of a message. So each delivery
     needs to read them only once.
-
-    Args:
-        context: Topic of the deliveries.
-        at_most_once: Whether messages are settled before they are delivered.
-        note_letters: Function that records the new states of deliveries, and returns the lost
-            deliveries.
     """
-
-    def __init__(
-        self,
-        context: TopicContext,
-        at_most_once: bool,
-        note_letters: Callable[[list[InnerDelivery], str], list[InnerDelivery]],
-    ) -> None:
-        self._context = context
-        self._at_most_once = at_most_once
-        self._note_letters = note_letters
 
     def begin(self, delivery: InnerDelivery, name: str) -> Flow[Begun]:
         """Record that a step begins, unless an earlier attempt has done it.
