@@ -27,7 +27,7 @@ AOFS = ("appendonly no", "appendonly everysec")
 
 
 class Round(NamedTuple):
-    """What was measured in a round.
+    """The figures of a round.
 
     Attributes:
         step_us: Time of Redis for a step.

@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 class BatchBase:
-    """What blocking and async batches have in common.
+    """The part of a batch that blocking and async batches share.
 
     Args:
         run: Function that runs a flow.

@@ -205,10 +205,10 @@ def _encode_callback(batch: Definition) -> tuple[str, bytes, int]:
 
 def _listed(prefix: str, name: str) -> Flow[BatchRef]:
     text = yield RawCommand("batch", "HGET", batches_key(prefix), name)
-    topic, _, slot = (text or b"").decode().partition(" ")
-    if not slot.isdigit():
+    entry = registry.parse_entry(name, text or b"")
+    if entry is None:
         raise _not_found(name)
-    return BatchRef(topic, int(slot), name, "")
+    return entry
 
 
 def _not_found(name: str) -> BatchNotFound:
@@ -318,13 +318,11 @@ def _id_for(target: TopicContext, out: Outgoing) -> MessageId:
     return core_ids.make(slot, target.check)[0]
 
 
-def close_batch(batch: Definition) -> Flow[State]:
-    """Close the batch, and send its callback if all members have ended. Return its state."""
-    return (yield from close_or_cancel(batch, cancelled=False))
+def close_batch(batch: Definition, cancelled: bool = False) -> Flow[State]:
+    """Close the batch, and send its callback if all members have ended. Return its state.
 
-
-def close_or_cancel(batch: Definition, cancelled: bool) -> Flow[State]:
-    """Close the batch, and mark it as cancelled if the argument says so. Return its state."""
+    If the argument says so, the batch is also marked as cancelled.
+    """
     if batch.slot is None:
         yield from open_batch(batch)
     reply = yield scripts.batch_close(batch.keys(), batch.name, cancelled)

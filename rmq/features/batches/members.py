@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rmq.errors import InvalidValue, TopicNotFound, TopicVanished
-from rmq.features.batches.flows import Definition, close_or_cancel
+from rmq.features.batches.flows import Definition, close_batch
 from rmq.kernel.batches import registry, scripts
 from rmq.kernel.batches.registry import BEGIN, OpenMember
 from rmq.kernel.batches.scripts import END_MOST, NOT_FOUND
@@ -34,10 +34,10 @@ def cancel(batch: Definition) -> Flow[int]:
     Raises:
         BatchNotFound: The batch does not exist.
     """
-    state = yield from close_or_cancel(batch, cancelled=True)
+    state = yield from close_batch(batch, cancelled=True)
     changed, cursor = 0, 0 if state == "done" else BEGIN
     while cursor:
-        cursor, page, _ = yield from registry.members_page(batch.keys(), batch.name, cursor)
+        cursor, page = yield from registry.members_page(batch.keys(), batch.name, cursor)
         for topic, ids in _by_topic(page):
             with suppress(TopicNotFound, TopicVanished):  # `examine` ends its members as lost
                 changed += yield from _cancel(target_of(batch.home, topic)[0], ids)
@@ -93,13 +93,13 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
     if fields is None or fields.state == "d":
         return Examined()
     if fields.timeout_ms and fields.state == "o" and fields.timeout_ms <= now_ms:
-        yield from close_or_cancel(batch, cancelled=False)
+        yield from close_batch(batch)
         return Examined(closed=True)
     if not fields.open or now_ms - fields.touched_ms < LOST_AFTER_MS:
         return Examined()
     lost, cursor = list[str](), BEGIN
     while cursor and len(lost) < LOST_MOST:
-        cursor, page, _ = yield from registry.members_page(batch.keys(), batch.name, cursor)
+        cursor, page = yield from registry.members_page(batch.keys(), batch.name, cursor)
         # `redrive --to` may have moved a dead letter to another topic, with another id.
         elsewhere = {each.id for each in page if each.waits and not fields.cancelled}
         for topic, ids in _by_topic(page):

@@ -1,4 +1,4 @@
-"""What the headers of messages say about batches."""
+"""The headers of members and of callbacks, which name their batch."""
 
 from __future__ import annotations
 

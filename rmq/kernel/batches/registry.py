@@ -108,23 +108,20 @@ class OpenMember(NamedTuple):
     waits: bool
 
 
-def members_page(
-    keys: SlotKeys, name: str, cursor: int
-) -> Flow[tuple[int, list[OpenMember], BatchFields | None]]:
-    """Return a page of open members.
+def members_page(keys: SlotKeys, name: str, cursor: int) -> Flow[tuple[int, list[OpenMember]]]:
+    """Return the cursor of the next page, which is 0 after the last page, and a page of members.
 
-    The first page has the cursor BEGIN. Also return the cursor of the next page, which is 0 after
-    the last page, and the fields of the batch, which are read after the page.
+    The page has open members only. The first page has the cursor BEGIN.
     """
     (after, page), fields = yield from pipeline(
         [scan(keys.batch(name), cursor), scripts.read_batch(keys, name)]
     )
     if fields is None:
-        return 0, [], None
+        return 0, []
     found = dict[str, OpenMember]()  # HSCAN may return a field twice
     for field, value in page:
         letter = value[:1].decode("latin-1")
         if letter in OPEN + WAITS and not field.startswith(b"#"):
             id, topic = field.decode(), fields.topics[int(value[1:]) - 1]
             found[id] = OpenMember(id, topic, letter == WAITS)
-    return after, list(found.values()), fields
+    return after, list(found.values())
