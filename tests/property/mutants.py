@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from rmq.kernel.consumer.steps import Begun, DeliverySteps
 from rmq.kernel.core.ids import member_of
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.script_loader import Script
 from rmq.kernel.transport.single.blocking import Transport
@@ -194,13 +197,44 @@ STEPS: dict[str, list[Change]] = {
     "a step that is done begins again": [
         ("step", "if state == 'b' and (earlier == 'd' or earlier == 'l') then", "if false then")
     ],
+    "a step whose value is lost runs again": [
+        ("step", "(earlier == 'd' or earlier == 'l')", "earlier == 'd'")
+    ],
+    "a cancelled delivery begins a step": [("step", "if is_cancelled then", "if false then")],
+    "a step begins at maxmemory": [("step", "if state ~= 'b' then", "if true then")],
+    "steps need more room than they have": [("step", "> most or", "> most + 50 or")],
     "an ack leaves its steps": [("ack", *_LEAVES)],
     "a cancel leaves its steps": [("cancel", *_LEAVES)],
     "a purge leaves its steps": [("trash", *_LEAVES)],
     "a redrive drops the steps": [("redrive", "if steps and ARGV[6] == '1'", "if steps")],
+    "a fresh redrive leaves the steps": [("redrive", "if steps and ARGV[6] == '1'", "if false")],
+    "a move to another topic leaves the steps": [("redrive_settle", *_LEAVES)],
     "a cursor replaces the first step": [
         ("step", "if string.sub(entry, at + 2, at + 1 + size) == name", "if true")
     ],
+}
+
+
+def _begins_nothing(self: DeliverySteps, delivery: InnerDelivery, name: str) -> Flow[Begun]:
+    yield from self.saved(delivery)
+    return Begun([])
+
+
+def _stores_nothing(
+    self: DeliverySteps, delivery: InnerDelivery, name: str, value: object
+) -> Flow[list[InnerDelivery]]:
+    yield from self.saved(delivery)
+    return []
+
+
+# Broken flows, for the machine of steps.
+STEP_FLOWS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a function runs although its step has not begun": lambda patch: patch.setattr(
+        DeliverySteps, "begin", _begins_nothing
+    ),
+    "the value of a function is not stored": lambda patch: patch.setattr(
+        DeliverySteps, "end", _stores_nothing
+    ),
 }
 
 _COPY = "if died.dead_to then\ncopy_dead(died, now)"
