@@ -255,7 +255,8 @@ class Stepped(Machine):
             done = self.do(lambda: admin.restore(TOPIC, ids=ids))
             self.claim(done == 1, "the dead letter is not restored")
         else:
-            options = {"fresh": {"fresh": True}, "to": {"to": ELSEWHERE}}.get(how, {})
+            by_way: dict[str, dict[str, Any]] = {"fresh": {"fresh": True}, "to": {"to": ELSEWHERE}}
+            options = by_way.get(how, {})
             done = self.do(lambda: admin.redrive(TOPIC, ids=ids, **options))
             self.claim(done.sent == 1, f"a redrive ({how}) has sent {done}")
         had_steps = bool(self.book.get(msg.id))
