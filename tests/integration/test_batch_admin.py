@@ -14,6 +14,7 @@ from rmq.kernel.core.ids import MessageId
 from rmq.kernel.transport.flow.steps import RawCommand
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
+from tests.servers import Server
 
 
 @pytest.fixture
@@ -106,6 +107,21 @@ def test_a_cancel_ends_all_members_in_pages_and_sends_one_callback(
     assert (counts.cancelled, counts.succeeded, counts.is_cancelled) == (1997, 3, True)
     assert api.admin.batch(name).state == "done"
     assert api.admin.batch_cancel(name) == 0
+
+
+def test_a_cancel_reaches_the_slots_that_a_resize_has_added(
+    client: rmq.Client, server: Server, done: rmq.Topic, name: str
+) -> None:
+    batch = opened(client, done, name, 4)  # this client knows two slots of each topic
+    with rmq.Client(server.url) as other:
+        other.admin.topic_resize(f"{name}-a", 8, wait=False)
+        with other.batch(name, then=(done.name, rmq.Outgoing("report"))) as same:
+            same.send_many(f"{name}-a", [rmq.Outgoing(n) for n in range(40)])
+
+    assert batch.cancel() == 44
+
+    (counts,) = counts_of(done)
+    assert counts.cancelled == 44
 
 
 @both_clients

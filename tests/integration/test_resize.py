@@ -16,8 +16,10 @@ from rmq.kernel.consumer import claim_flows
 from rmq.kernel.core.record import value_of
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.slot_choice import slot_of
+from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene
+from tests.integration.test_follow_ups import sweep
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
 from tests.patience import wait_for
 from tests.servers import Server
@@ -236,6 +238,29 @@ def test_receipts_of_new_slots_are_acked_by_clients_that_opened_the_topic_before
             assert delivery.id.slot == 3
             assert consumer.ack_receipts([delivery.receipt]) == []
     assert api.admin.stats(name)["settled"] == 1
+
+
+def test_follow_ups_for_new_slots_are_sent_by_clients_that_opened_the_topic_before(
+    api: Any, server: Server, name: str, clock: Clock
+) -> None:
+    source, target = api.topic(f"{name}-source"), api.topic(name, slots=1)
+    target.open()
+    with rmq.Client(server.url) as other:
+        other.admin.topic_resize(name, 4, wait=False)
+        other.admin.topic_pause(name, verb="send")
+        theirs = other.topic(source.name)
+        theirs.send(1)
+        with theirs.consumer() as consumer:
+            (delivery,) = consumer.receive()
+            delivery.ack(then=[(name, rmq.Outgoing("next", slot_basis=basis_of(3, 4)))])
+        other.admin.topic_resume(name, verb="send")
+    assert api.admin.stats(source.name)["pending"] == 1
+
+    clock.advance(60)
+    sweep(api, source.name)
+
+    assert api.admin.stats(source.name)["dead"] == 0
+    assert target.consumer().receive()[0].body == "next"
 
 
 def test_id_of_a_slot_that_no_resize_has_added_is_refused(api: Any, name: str) -> None:

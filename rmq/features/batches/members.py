@@ -46,6 +46,7 @@ def cancel(batch: Definition) -> Flow[int]:
 
 def _cancel(context: TopicContext, ids: Sequence[str]) -> Flow[int]:
     yield from opening.ensure_open(context, create=False)
+    yield from opening.follow_ids(context, ids)
     changed = 0
     for keys, members in _by_slot(context, ids):
         for at in range(0, len(members), CANCEL_MOST):
@@ -124,6 +125,7 @@ def _lost(context: TopicContext, ids: Sequence[str], elsewhere: Set[str]) -> Flo
     """
     try:
         yield from opening.ensure_open(context, create=False)
+        yield from opening.follow_ids(context, ids)
     except TopicNotFound:
         return list(ids)
     known = set(elsewhere)

@@ -327,7 +327,7 @@ def _attempt(
     for is_last in (False, True):
         try:
             yield from opening.ensure_open(other, create=False, fails_fast=True)
-            if index >= len(other.slots):
+            if not (yield from opening.has_slot(other, index)):
                 reason = f"the topic was created again, and has no slot {index}"
                 break
             if are_copies:

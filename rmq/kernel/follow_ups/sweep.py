@@ -107,7 +107,7 @@ def send_slot(context: TopicContext, slot: int) -> Flow[None]:
     Errors of single targets are logged.
     """
     yield from opening.ensure_open(context, create=False)
-    if slot < len(context.slots):
+    if (yield from opening.has_slot(context, slot)):
         reply = yield scripts.pending(context.slots[slot], 0, TARGETS_AT_ONCE)
         for each in reply.page:
             if each.from_ms <= reply.now_ms:

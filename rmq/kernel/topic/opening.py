@@ -422,6 +422,20 @@ def follow_ids(context: TopicContext, ids: Iterable[Id | None]) -> Flow[bool]:
     return True
 
 
+def has_slot(context: TopicContext, index: int) -> Flow[bool]:
+    """Return whether an open topic has the slot with this index.
+
+    The settings are read again if the slot seems to be missing, because another program may have
+    resized the topic.
+
+    Raises:
+        TopicVanished: The topic was deleted, or deleted and created again.
+    """
+    if index >= len(context.slots):
+        yield from _follow(context)
+    return index < len(context.slots)
+
+
 def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[None]:
     if not (context.is_ready if create else context.is_open):
         yield from open(context, create, fails_fast)
