@@ -113,6 +113,32 @@ def test_a_program_that_starts_again_changes_nothing(
     assert received(done) == []
 
 
+@pytest.mark.parametrize("how", ["purged", "cancelled", "expired"])
+def test_a_member_whose_end_is_not_reported_yet_is_not_sent_again(
+    client: rmq.Client, name: str, clock: Clock, how: str
+) -> None:
+    rows, done = client.topic(f"{name}-rows", on_expire="drop"), client.topic(f"{name}-done")
+    outs = [rmq.Outgoing(1, dedup_key="k", expires=10)]
+    made = batch(client, (rows, done), name)
+    made.open()
+    (result,) = made.send_many(rows, outs)
+    if how == "purged":
+        assert client.admin.purge(rows.name, "waiting") == 1
+    elif how == "cancelled":
+        assert rows.cancel(result.id) == "cancelled"
+    else:
+        clock.advance(20)
+        with rows.consumer() as consumer:
+            assert consumer.receive(wait=0) == []
+
+    assert [each.status for each in made.send_many(rows, outs)] == ["duplicate"]
+
+    assert client.admin.stats(rows.name)["records"] == 0
+    assert made.close() == "done"
+    ((_, counts),) = received(done)
+    assert getattr(counts, how) == 1
+
+
 @both_clients
 def test_a_duplicate_of_a_message_outside_is_no_member(
     api: Any, name: str, topics: tuple[Any, Any]

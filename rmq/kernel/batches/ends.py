@@ -1,8 +1,9 @@
 """Report the ends of members to their batches.
 
 The script that ends a member stores its end in the member's slot, because the batch may be in
-another slot or on another server. The process that ended the member reports the end at once. If
-this process dies, any consumer of the topic or `rmq server` reports it.
+another slot or on another server. A process that settles members then reports all ends of
+the slot. Other ends, such as those of a purge, and those of a process that died are reported by any
+consumer of the topic or by `rmq server`.
 """
 
 from __future__ import annotations
