@@ -128,4 +128,9 @@ ROWS = (
         "acts of a step, while Redis fails over, and the topic is resized or paused",
         "no step whose value is stored runs again, later attempts get this value, and a step with "
         "`rmq.ledger.once` takes effect once"),
+    Row("F41", "programs that fill batches, processes that handle or purge members, and servers "
+        "die between any two steps, while members expire, a batch is cancelled, Redis fails over, "
+        "and the topics are resized or paused",
+        "each callback is sent once, not before the last member has ended, and with the counts of "
+        "its batch"),
 )  # fmt: skip

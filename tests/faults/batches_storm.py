@@ -2,13 +2,16 @@
 
 Producers fill batches over two topics, and members add members. Producers die before and after they
 make messages members, before they send them, and before they close the batch; then they are started
-again, also two at a time. Consumers and workers ack, reject and lose members; what does the work of
-a server sweeps ends and looks for lost members. Every second batch waits for its dead letters,
-which are redriven. Redis is killed and started again; it has kept all that it answered.
+again, also two at a time. Consumers and workers ack, reject and lose members, and some members
+expire. Purgers delete members, and die before they report it. What does the work of a server sweeps
+ends and looks for lost members; it dies between two steps, and `rmq server` is killed at any
+moment. Every second batch waits for its dead letters, which are redriven. A batch is cancelled. The
+topics of members and of callbacks are resized and paused. Redis fails as in `follow_ups_storm`.
 
 When a callback comes, no member of its batch may be open. At the end, each batch has had one
 callback; its counts equal the members in its hash; each member has ended as its result says, and no
-end is left in a slot. Members without a result were lost: nobody has ever received them.
+end is left in a slot. Members without a result were lost: nobody has ever received them. All others
+were stored, once.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +28,9 @@ import rmq
 from rmq.features.batches import flows
 from rmq.kernel.batches.scripts import OUTCOMES
 from rmq.kernel.core import record
-from rmq.kernel.core.keys import batches_key
-from tests.faults.batching import KINDS, Task, keyed, opened, topics
-from tests.faults.follow_ups_storm import Place, opened as place_opened
+from rmq.kernel.core.keys import SlotKeys, batches_key
+from tests.faults.batching import KINDS, Task, create, keyed, opened, topics
+from tests.faults.follow_ups_storm import Hurts, Place, opened as place_opened
 from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
 
@@ -40,8 +44,12 @@ STEPS = {
     "consumer": ("prepare", "ack_then", "ack", "reject", "batch_add", "send", "batch_end",
                  "member_ends", "pending_settle"),
     "service": ("member_ends", "batch_end", "pending_send", "locate"),
+    "purger": ("purge", "trash"),
 }  # fmt: skip
-BATCHES, PROCESSES, DEATHS, PATIENCE_S, END_S = 8, 3, 8, 25.0, 300.0
+FAULTS = ("redis", "redis", "server", "server", "pause", "pause", "pause", "resize", "resize")
+WAITING = ("priority", "due", "retries", "later", "in_flight", "pending")  # counts of a topic
+BATCHES, PROCESSES, DEATHS, PURGERS = 8, 3, 8, 2
+PAUSE_S, PATIENCE_S, END_S = 2.0, 25.0, 300.0
 
 
 class Found(NamedTuple):
@@ -67,20 +75,20 @@ class Storm:
         stem: with which the names of the topics and batches begin.
         rng: decides.
         broken: a broken variant, as in `Task`.
-        kills: how often Redis fails.
+        faults: other faults, as for `Hurts`.
         cancels: how many batches are cancelled.
+        deaths: kinds of processes, and the scripts and calls before which they die; None: DEATHS
+            of KINDS, and PURGERS.
         end_s: how long it may take.
-        deaths: kinds of processes, and the scripts and calls before which they die; None: DEATHS.
     """
 
     def __init__(
         self, place: Place, folder: Path, stem: str, rng: random.Random, broken: str = "",
-        kills: int = 2, cancels: int = 1, deaths: list[tuple[str, str, int]] | None = None,
-        end_s: float = END_S,
+        faults: Sequence[str] = FAULTS, cancels: int = 1,
+        deaths: list[tuple[str, str, int]] | None = None, end_s: float = END_S,
     ) -> None:  # fmt: skip
         self._place, self._folder, self._stem, self._rng = place, folder, stem, rng
-        self._end_s = end_s
-        self._broken, self._kills, self._kill_at = broken, kills, time.monotonic() + 1
+        self._broken, self._end_s = broken, end_s
         self._log = folder / "log"
         self._log.touch()
         self._processes = 0
@@ -90,20 +98,26 @@ class Storm:
             for n in range(BATCHES)
         }
         self._waiting = list(range(BATCHES))
-        self._waiting += rng.sample(self._waiting, BATCHES // 3)
+        self._of_two = rng.sample(self._waiting, BATCHES // 3)
+        self._waiting += self._of_two
         rng.shuffle(self._waiting)
         self._producers: dict[Forked, int] = {}
         self._cancels = rng.sample(range(BATCHES), cancels)
-        kinds = [rng.choice(KINDS) for _ in range(DEATHS)]
+        kinds = [rng.choice(KINDS) for _ in range(DEATHS)] + ["purger"] * PURGERS
+        rng.shuffle(kinds)
         drawn = [(kind, rng.choice(STEPS[kind]), rng.randrange(5)) for kind in kinds]
         self._deaths = drawn if deaths is None else list(deaths)
         self._dying: list[Forked] = []
         self._living: list[Forked] = []
         self._callbacks: dict[int, list[Any]] = defaultdict(list)
         self._wrong: list[str] = []
-        self._fired: Counter[str] = Counter()
+        self._most_again = 0  # members that may have been stored again after their end
         self._client = rmq.Client(place.url, retry_for=30)
+        create(self._client, stem)
         self._rows, self._done = topics(self._client, stem)
+        names = [topic.name for topic in (*self._rows, self._done, self._done)]
+        self._hurts = Hurts(place, self._client, names, self._errors, rng, list(faults), PAUSE_S)
+        self._fired = self._hurts.fired
 
     def run(self) -> Found:
         """Play it to its end, and judge it."""
@@ -112,6 +126,7 @@ class Storm:
         watch, until = Watch(self._state, end_s=self._end_s), time.monotonic() + PATIENCE_S
         consumer = self._done.consumer()
         try:
+            self._hurts.start()
             for kind in KINDS:
                 self._living.append(self._start(Task(self._place.url, self._stem, kind)))
             quiet = 0.0
@@ -120,10 +135,11 @@ class Storm:
                     self._drop()
                 self._look_at_producers()
                 self._look_at_processes()
+                self._hurts.look()
                 self._act()
                 self._receive(consumer)
                 is_over = not (self._waiting or self._producers or self._deaths or self._dying)
-                if is_over and not self._kills and self._is_done():
+                if is_over and not self._hurts and self._is_done():
                     quiet = quiet or time.monotonic() + 2  # for callbacks that come twice
                     if time.monotonic() > quiet:
                         break
@@ -134,14 +150,18 @@ class Storm:
             for process in (*self._producers, *self._dying, *self._living):
                 process.kill()
                 process.wait()
+            self._hurts.end()
             consumer.close()
             self._client.close()
 
     # --- what is done ----------------------------------------------------------------------------
 
-    def _start(self, task: Task) -> Forked:
+    def _errors(self) -> Path:
         self._processes += 1
-        path = self._folder / f"err-{self._processes}"
+        return self._folder / f"err-{self._processes}"
+
+    def _start(self, task: Task) -> Forked:
+        path = self._errors()
         task.log, task.broken = str(self._log), self._broken
         with path.open("wb") as errors:
             return Forked("tests.faults.batching", task.text(), str(path), stderr=errors)
@@ -178,7 +198,7 @@ class Storm:
         self._dying, self._deaths = [], []
 
     def _act(self) -> None:
-        """Redrive, cancel a batch, and let Redis fail, now and then."""
+        """Redrive, and cancel a batch, now and then."""
         if self._rng.random() < 0.2:
             self._client.admin.redrive(self._rng.choice(self._rows).name)
         if self._cancels and self._rng.random() < 0.05:
@@ -188,10 +208,6 @@ class Storm:
                 return
             self._fired["cancel"] += 1
             self._cancels.pop()
-        if self._kills and time.monotonic() > self._kill_at:
-            self._kills -= 1
-            self._fired[self._place.fail(self._rng)] += 1
-            self._kill_at = time.monotonic() + self._rng.uniform(0.5, 3)
 
     # --- what is seen ----------------------------------------------------------------------------
 
@@ -206,13 +222,20 @@ class Storm:
     def _alive(self) -> dict[str, dict[str, bool]]:
         """Return the messages in all queues by batch and first id, and whether they are dead."""
         found: dict[str, dict[str, bool]] = defaultdict(dict)
-        for topic in self._rows:
-            for keys in topic._context.slots:
-                records, dead = self._pairs(keys.records), self._ask("ZRANGE", keys.dead, 0, -1)
-                for member, data in records:
+        for keys in self._slots():
+            records = self._pairs(keys.records)
+            dead, trash = (self._ask("ZRANGE", key, 0, -1) for key in (keys.dead, keys.trash))
+            for member, data in records:
+                if member not in trash:
                     _, _, name, id = record.batch_of(data).split(" ")
                     found[name][id] = member in dead
         return found
+
+    def _slots(self) -> Iterator[SlotKeys]:
+        """Return all slots that the topics of members have had."""
+        for topic in self._rows:
+            for index in range(self._client.admin.settings(topic.name).all_slots):
+                yield SlotKeys(self._client._prefix, topic.name, index)
 
     def _ask(self, *words: Any) -> Any:
         return self._client._transport.raw_command("test", *words)
@@ -239,33 +262,38 @@ class Storm:
         for id, is_dead in self._alive().get(name, {}).items():
             letter = fields.get(id, "none")[:1]
             is_right = letter == "d" and fields["#dead"] == "count"
-            if not is_right:
+            if not is_right and not self._may_be_sent_again(number, letter):
                 self._wrong.append(
                     f"batch {number}: callback, and {id} ({letter}) is in a queue, dead: {is_dead}"
                 )
 
+    def _may_be_sent_again(self, number: int, letter: str) -> bool:
+        """Whether another program of the batch may send a member after its end.
+
+        A program sends open members again. One that is cancelled, expires or is purged before the
+        send is not known to the topic any more (docs/decisions/0074-batches.md).
+        """
+        return number in self._of_two and letter in "cep"
+
     def _is_done(self) -> bool:
         """Whether no member waits or runs, and each batch is done."""
-        if any(self._alive_or_ends()):
+        if any(self._waiting_counts()):
             return False
         return all(
             (self._client.batch(f"{self._stem}-b{n}").read()).state == "done"
             for n in range(BATCHES)
         )
 
-    def _alive_or_ends(self) -> list[int]:
-        left = []
-        for topic in self._rows:
+    def _waiting_counts(self) -> Iterator[int]:
+        for topic in (*self._rows, self._done):
             stats = self._client.admin.stats(topic.name)
-            left.append(stats["records"] - stats["dead"] + stats["pending"])
-        left.append(self._client.admin.stats(self._done.name)["pending"])
-        return left
+            yield sum(stats[name] for name in WAITING)
 
     def _state(self) -> Any:
         return (
             [self._client.admin.stats(each.name) for each in (*self._rows, self._done)],
             [each[:12] for each in self._client.admin.batches()],
-            self._waiting, len(self._dying), self._kills,
+            self._waiting, len(self._dying), self._fired,
         )  # fmt: skip
 
     def _judge(self) -> Found:
@@ -277,7 +305,7 @@ class Storm:
         if not self._wrong:
             for number in range(BATCHES):
                 total += self._judge_batch(number, delivered[number])
-            self._judge_slots()
+            self._judge_topics(total)
         return Found(total, self._wrong, self._fired)
 
     def _judge_batch(self, number: int, delivered: set[str]) -> Counter[str]:
@@ -312,22 +340,32 @@ class Storm:
             for id, state in zip(ids, topic.results(ids), strict=True):
                 ended = state.outcome.outcome if state.outcome else "lost"
                 letter, is_count = letters[id], fields["#dead"] == "count"
-                if OUTCOMES[letter] != ended and not (letter == "d" and is_count):
-                    wrong(f"{id} is {letter!r}, and its result is {state}")
+                # A dead letter that is purged has ended before, unless its batch waits for it.
+                is_right = OUTCOMES[letter] == ended or (letter, ended) == ("p", "dead")
+                is_right = is_right or self._may_be_sent_again(number, letter)
+                if not is_right and not (letter == "d" and is_count):
+                    wrong(f"{id} is {letter!r}, and its result is {ended}")
                 if letter == "l" and id in delivered:
                     wrong(f"{id} is lost, and was delivered")
-        if counts["l"] and not self._fired["producer dies"] and not self._fired["death"]:
-            wrong(f"{counts['l']} are lost, and no process died")
+        self._most_again += sum(
+            count for letter, count in counts.items() if self._may_be_sent_again(number, letter)
+        )
         return counts
 
-    def _judge_slots(self) -> None:
-        """Insist that no end is left in a slot, and that all batches are listed."""
-        for topic in self._rows:
-            for keys in topic._context.slots:
-                left = self._ask("ZRANGEBYSCORE", keys.keeping, "+inf", "+inf")
-                left += [name for name, _ in self._pairs(keys.results) if len(name) > 13]
-                if left:
-                    self._wrong.append(f"ends are left in {keys.slot!r}: {left[:3]}")
+    def _judge_topics(self, total: Counter[str]) -> None:
+        """Insist that members that were not lost were stored once, and that no end is left.
+
+        All batches must be listed.
+        """
+        stored = sum(self._client.admin.stats(topic.name)["accepted"] for topic in self._rows)
+        again = stored - (total.total() - total["l"])
+        if not 0 <= again <= self._most_again:
+            self._wrong.append(f"{stored} members were stored, and the batches say {total}")
+        for keys in self._slots():
+            left = self._ask("ZRANGEBYSCORE", keys.keeping, "+inf", "+inf")
+            left += [name for name, _ in self._pairs(keys.results) if len(name) > 13]
+            if left:
+                self._wrong.append(f"ends are left in {keys.slot!r}: {left[:3]}")
         listed = [name for name, _ in self._pairs(batches_key(self._client._prefix))]
         names = {f"{self._stem}-b{n}".encode() for n in range(BATCHES)}
         if names - set(listed):

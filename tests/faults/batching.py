@@ -1,4 +1,4 @@
-"""A process that fills a batch, handles its members, or does the work of a server for batches.
+"""A process that fills a batch, handles or purges members, or does a server's work for batches.
 
 `python -m tests.faults.batching <task>`: the task is JSON, a `Task`. It kills itself before one of
 its scripts. The log has a line for each delivery of a member.
@@ -12,22 +12,26 @@ import time
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import rmq
-from rmq.features.batches import members
+from rmq.features.batches import flows as batch_flows, members
 from rmq.features.batches.service import Batches
 from rmq.kernel.batches import ends, scripts
-from rmq.kernel.batches.ref import parse_ref
-from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.follow_ups import sweep
+from rmq.kernel.batches.ref import BatchRef, parse_ref
+from rmq.kernel.core.keys import SlotKeys, topic_key
+from rmq.kernel.follow_ups import flows as follow_up_flows, sweep
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Flow
+from rmq.kernel.topic.slot_choice import slot_of
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
 from rmq.kernel.transport.lua import script_loader
 from tests.faults.follower import die_before
 from tests.property.mutants import Change, loader
 
 LEASE_S, LOST_AFTER_MS, SWEEP_S = 2, 8000, 0.5
-PAGES, PAGE, LOOSE, DEPTH = 3, 12, 2, 2
+# The program of a batch sends 100 members with a dedup key and 6 without one.
+PAGES, PAGE, LOOSE, DEPTH = 4, 25, 2, 2
+EXPIRES_S, EXPIRING = 0.5, 6  # one of so many members expires
 KINDS = ("worker", "consumer", "service")
 # Broken variants, which a storm must find.
 BROKEN: dict[str, list[Change]] = {
@@ -50,7 +54,11 @@ BROKEN: dict[str, list[Change]] = {
         ("batch_end", "#changed == 0 and #removed == 0", "false"),
         ("batch_end", "state ~= 'c' or tonumber(open) > 0", "tonumber(open) > 0"),
     ],
+    "expiry-without-an-end": [("prepare", "note_outcomes(ids, now, 'e')", "")],
+    "purge-without-an-end": [("purge", "note_outcomes(ids, now, 'p')", "")],
     "forgotten-first": [],
+    "slot-of-a-batch-computed": [],
+    "callback-of-a-paused-topic-dropped": [],
 }
 ENDS = ("add", "add", "ack", "ack", "ack", "ack", "nack", "nack", "reject", "lose")
 
@@ -62,7 +70,7 @@ class Task:
     Attributes:
         url: Redis.
         stem: with which the names of the topics and batches begin.
-        kind: of KINDS, or `producer`.
+        kind: of KINDS, `producer` or `purger`.
         batch: number of the batch that a producer fills.
         command: the script before which it dies; empty: it lives.
         nth: the call of this script before which it dies, from 0.
@@ -84,16 +92,20 @@ class Task:
         return json.dumps(asdict(self))
 
 
-def topics(client: rmq.Client, stem: str) -> tuple[list[rmq.Topic], rmq.Topic]:
-    """Declare two topics for members, and the topic for callbacks."""
-    rows = [
+def create(client: rmq.Client, stem: str) -> None:
+    """Create two topics for members, and the topic for callbacks. They are resized later."""
+    for n in range(2):
         client.topic(
             f"{stem}-{n}", slots=1 + 2 * n, retry="immediate", lease=LEASE_S, max_retries=2,
-            results=rmq.Results(keep=3600),
-        )
-        for n in range(2)
-    ]  # fmt: skip
-    return rows, client.topic(f"{stem}-done", slots=2, lease=LEASE_S, dedup_window=0)
+            on_expire="dead" if n else "drop",
+        ).open()  # fmt: skip
+    client.topic(f"{stem}-done", slots=2, lease=LEASE_S, dedup_window=0).open()
+
+
+def topics(client: rmq.Client, stem: str) -> tuple[list[rmq.Topic], rmq.Topic]:
+    """Declare the topics for members, and the topic for callbacks."""
+    rows = [client.topic(f"{stem}-{n}", results=rmq.Results(keep=3600)) for n in range(2)]
+    return rows, client.topic(f"{stem}-done")
 
 
 def opened(client: rmq.Client, stem: str, number: int) -> rmq.Batch:
@@ -109,26 +121,35 @@ def keyed(number: int) -> list[list[rmq.Outgoing]]:
     """The members of a batch that have a dedup key, in pages."""
     return [
         [
-            rmq.Outgoing([number, n, 0], dedup_key=f"{number} {n} 0")
+            rmq.Outgoing(
+                [number, n, 0], dedup_key=f"{number} {n} 0",
+                expires=None if n % EXPIRING else EXPIRES_S,
+            )
             for n in range(page * PAGE, page * PAGE + PAGE)
         ]
         for page in range(PAGES)
-    ]
+    ]  # fmt: skip
 
 
 def main(text: str, _: str = "") -> int:
     task = Task(**json.loads(text))
-    members.LOST_AFTER_MS, sweep.SWEEP_S, sweep.FIRST_SWEEP_S = LOST_AFTER_MS, SWEEP_S, 0.1
+    members.LOST_AFTER_MS = LOST_AFTER_MS
+    sweep.SWEEP_S, sweep.FIRST_SWEEP_S = SWEEP_S, 0.1
     if BROKEN.get(task.broken):
         script_loader.load = loader(BROKEN[task.broken])  # type: ignore[assignment]
     if task.broken == "forgotten-first":
         _forget_first()
+    if task.broken == "slot-of-a-batch-computed":
+        _compute_slots()
+    if task.broken == "callback-of-a-paused-topic-dropped":
+        _drop_paused()
     if task.command:
         die_before(task.command, task.nth)
     with rmq.Client(task.url, retry_for=30) as client:
-        return {"producer": _fill, "service": _serve, "worker": _work, "consumer": _pull}[
-            task.kind
-        ](client, task)
+        return {
+            "producer": _fill, "service": _serve, "worker": _work, "consumer": _pull,
+            "purger": _purge,
+        }[task.kind](client, task)  # fmt: skip
 
 
 def _forget_first() -> None:
@@ -150,16 +171,58 @@ def _forget_first() -> None:
     ends.report = forgetting
 
 
+def _compute_slots() -> None:
+    """Look for a batch in the slot that its name has now, not in the slot in which it is."""
+    listed = batch_flows._listed
+
+    def computed(prefix: str, name: str) -> Flow[BatchRef]:
+        ref = yield from listed(prefix, name)
+        slots = yield RawCommand("topic", "HGET", topic_key(prefix, ref.topic), "slots")
+        return ref._replace(slot=slot_of(name, int(slots)))
+
+    batch_flows._listed = computed
+
+
+def _drop_paused() -> None:
+    """Remove entries for a target that accepts no messages."""
+    attempt = follow_up_flows._attempt
+
+    def dropping(*given: Any) -> Flow[Any]:
+        found = yield from attempt(*given)
+        return found._replace(stored=len(given[-1]), waits=False) if found.waits else found
+
+    follow_up_flows._attempt = dropping  # type: ignore[assignment]
+
+
 def _fill(client: rmq.Client, task: Task) -> int:
     rows, _ = topics(client, task.stem)
     # A batch that was cancelled takes no members. The storm looks whether others lack some.
     with suppress(rmq.BatchClosed), opened(client, task.stem, task.batch) as batch:
         for n, page in enumerate(keyed(task.batch)):
-            batch.send_many(rows[n % 2], page)
+            while not _is_sent(batch, rows[n % 2], page):
+                time.sleep(0.1)
             with suppress(rmq.BatchClosed):  # by another program
-                batch.send_many(rows[(n + 1) % 2], [rmq.Outgoing([task.batch, -1, DEPTH])] * LOOSE)
+                _is_sent(batch, rows[(n + 1) % 2], [rmq.Outgoing([task.batch, -1, DEPTH])] * LOOSE)
             time.sleep(0.02)
     return 0
+
+
+def _is_sent(batch: rmq.Batch, topic: rmq.Topic, page: list[rmq.Outgoing]) -> bool:
+    """Send members, unless their topic is paused. Then they are members, but not sent."""
+    try:
+        batch.send_many(topic, page)
+    except rmq.TopicPaused:
+        return False
+    return True
+
+
+def _purge(client: rmq.Client, task: Task) -> int:
+    """Delete all waiting members of a topic, and then all dead ones, for good or not."""
+    rows, _ = topics(client, task.stem)
+    while True:
+        client.admin.purge(rows[task.nth % 2].name, "waiting")
+        time.sleep(1)
+        client.admin.purge(rows[1 - task.nth % 2].name, "dead", keep=0 if task.nth % 3 else None)
 
 
 def _serve(client: rmq.Client, task: Task) -> int:
@@ -221,7 +284,7 @@ def _pull(client: rmq.Client, task: Task) -> int:
     while True:
         for consumer in consumers:
             for d in consumer.receive(7, wait=0):
-                with suppress(rmq.LeaseLost, rmq.Cancelled):
+                with suppress(rmq.LeaseLost, rmq.Cancelled, rmq.TopicPaused):
                     how = work.end(d)
                     if how == "ack":
                         d.ack()

@@ -36,6 +36,7 @@ import redis
 import rmq
 from tests.conftest import any_binary
 from tests.faults import groups_storm
+from tests.faults.batching import LOST_AFTER_MS
 from tests.faults.follower import DYING, KINDS, TOPICS, Task, is_done, names, topics
 from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
@@ -57,6 +58,8 @@ PROCESSES, AT_ONCE, PAUSE_S, SLOW_S, END_S = 3, 20, 0.7, 0.5, 300.0
 ASK_S = 15.0  # between two requests for a failover
 # Constants of `rmq server`, in place of longer ones.
 SERVER = {
+    "rmq.features.batches.members:LOST_AFTER_MS": LOST_AFTER_MS,
+    "rmq.features.batches.service:Batches.every_s": 1.0,
     "rmq.features.follow_ups.service:FollowUps.every_s": 0.5,
     "rmq.http_framework.survey:EVERY_LEAST_S": 0.5,
 }
@@ -154,15 +157,16 @@ class Hurts:
         errors: makes the path of a file for the errors of a process.
         rng: decides.
         faults: of `redis`, `server`, `pause` and `resize`.
+        pause_s: the longest pause.
     """
 
     def __init__(
         self, place: Place, client: rmq.Client, names: list[str], errors: Callable[[], Path],
-        rng: random.Random, faults: list[str],
+        rng: random.Random, faults: list[str], pause_s: float = PAUSE_S,
     ) -> None:  # fmt: skip
         self.fired: Counter[str] = Counter()
         self._place, self._client, self._names, self._rng = place, client, names, rng
-        self._errors = errors
+        self._errors, self._pause_s = errors, pause_s
         self._faults = rng.sample(faults, len(faults))
         self._at = 0.0
         self._server: Forked | None = None
@@ -219,7 +223,7 @@ class Hurts:
         if name == self._names[0]:
             verb = "receive"
         self._client.admin.topic_pause(name, verb=verb)  # type: ignore[arg-type]
-        at = time.monotonic() + self._rng.uniform(0, PAUSE_S)
+        at = time.monotonic() + self._rng.uniform(0, self._pause_s)
         self._resume.append((at, lambda: self._client.admin.topic_resume(name, verb=verb)))
         return f"pause {verb}"
 
