@@ -13,6 +13,7 @@ from rmq.kernel.follow_ups import sweep
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.working import work
+from tests.servers import Server
 
 
 def received(topic: Any, most: int = 100) -> list[Any]:
@@ -170,6 +171,36 @@ def test_members_have_the_codec_and_the_results_of_their_topic(
     raw = [client.admin.get(rows.name, id, raw=True) for id in ids]
     assert [each.body.body for each in raw] == [b"\x01", b"1"]
     assert [each.keeps for each in client.topic(rows.name).results(ids)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("slots", "audited", "share"), [(1, False, None), (1, True, None), (4, True, "gold")]
+)
+def test_members_keep_the_order_of_their_group(
+    server: Server, name: str, slots: int, audited: bool, share: str | None
+) -> None:
+    # The names of topic and batch are in a header before the group's, so long ones move the group.
+    with rmq.Client(server.url, interceptors=[rmq.Audit()] if audited else []) as client:
+        rows = client.topic(f"{name}-rows", slots=slots, groups=rmq.Groups())
+        reports = client.topic(f"{name}-{'d' * 20}")
+        with client.batch(f"{name}-b", then=(reports, rmq.Outgoing("all"))) as made:
+            for keep in (None, 60):
+                made.send_many(rows, [
+                    rmq.Outgoing((n, keep), group=f"g{n % 2}", share_key=share, keep_result=keep)
+                    for n in range(6)
+                ])  # fmt: skip
+        order: list[tuple[str | None, list[Any]]] = []
+        with rows.consumer() as consumer:
+            while deliveries := consumer.receive(100, wait=0.2):
+                assert len({d.group for d in deliveries}) == len(deliveries) <= 2
+                order += [(d.group, d.body) for d in deliveries]
+                consumer.ack(deliveries)
+
+        for group in range(2):
+            assert [body for name_, body in order if name_ == f"g{group}"] == [
+                [n, keep] for keep in (None, 60) for n in range(group, 6, 2)
+            ]
+        assert [counts.succeeded for _, counts in received(reports)] == [12]
 
 
 @pytest.mark.parametrize("then", ["waits", "runs", "has ended", "is reported"])

@@ -73,7 +73,8 @@ local function parse_group(text)
 end
 
 -- Return group, weight, and share or nil of a message whose headers begin at `at`; '' and 1 if it
--- has no group. Only the headers of rmq.Audit and of a kept result are before the group's.
+-- has no group. Only the headers of rmq.Audit, of a kept result and of a batch are before the
+-- group's.
 local function group_at(text, at)
   at = at + 3 -- past the size of the headers and the size of their map
   if string.byte(text, at - 1) == 222 then
@@ -84,6 +85,10 @@ local function group_at(text, at)
   end
   if string.sub(text, at, at + HEADER_BYTES - 2) == '\168rmq-keep' then -- a byte shorter
     at = at + HEADER_BYTES + (string.byte(text, at + HEADER_BYTES - 1) or 160) - 160
+    if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-batch' then
+      local size, long_size = string.byte(text, at + HEADER_BYTES, at + HEADER_BYTES + 1)
+      at = at + HEADER_BYTES + 1 + (size == 217 and 1 + (long_size or 0) or (size or 160) - 160)
+    end
   end
   if string.sub(text, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
     return '', 1
