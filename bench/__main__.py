@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import pages, report
+from bench.batches import ROUNDS as BATCHES_ROUNDS, batches
 from bench.calls import SERVERS_ROUNDS, concurrency, servers
 from bench.cancels import cancels
 from bench.child import ROOT
@@ -58,6 +59,7 @@ PARTS: dict[str, Part] = {
     "cancels": cancels,
     "results": results,
     "steps": steps,
+    "batches": batches,
     "ledger": ledger,
     "outbox": outbox,
     "cluster": cluster,
@@ -74,7 +76,7 @@ SHOWS = {
 }  # by part; all other parts have one table
 ROUNDS = {
     "cost": COST_ROUNDS, "lone": LONE_ROUNDS, "growth": GROWTH_ROUNDS, "servers": SERVERS_ROUNDS,
-    "peers": PEERS_ROUNDS,
+    "peers": PEERS_ROUNDS, "batches": BATCHES_ROUNDS,
 }  # by part; all other parts have 9  # fmt: skip
 QUICK_ROUNDS = {"peers": 1}  # by part; all other parts have 2
 # Parts that fill the pages, and their rounds; they take twenty minutes.

@@ -9,6 +9,7 @@ import rmq
 from rmq.features.batches.members import examine
 from rmq.features.batches.service import Batches
 from rmq.kernel.batches import registry
+from rmq.kernel.batches.ref import BatchRef
 from tests.acl.registry import of
 from tests.acl.scene import Scene
 
@@ -81,11 +82,12 @@ def closes_and_cancels_batches(s: Scene) -> None:
 def ends_lost_members(s: Scene) -> None:
     batch = filled(s, s.full)
     batch.close()
+    gone = BatchRef(s.name, 0, f"{s.name}-gone", "")
     s.raw.delete(f"rmq:{{{s.name}_0}}:store", f"rmq:{{{s.name}_0}}:records")
     s.raw.hset(batch._definition.keys().batch(s.name), "#touched", 1)
     with rmq.Client(s.url, retry_for=0) as client:
         lost = client._transport.run(examine(batch._definition, int(time.time() * 1000))).lost
-        client._transport.run(registry.forget("rmq", [f"{s.name}-gone"]))
+        client._transport.run(registry.forget("rmq", [gone]))
         service = Batches(client._transport, "rmq")
         service.run_once()
     assert lost == 2

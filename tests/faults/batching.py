@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import rmq
-from rmq.features.batches import flows as batch_flows, members
+from rmq.features.batches import members
 from rmq.features.batches.service import Batches
-from rmq.kernel.batches import ends, scripts
+from rmq.kernel.batches import ends, registry, scripts
 from rmq.kernel.batches.ref import BatchRef, parse_ref
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.follow_ups import flows as follow_up_flows, sweep
@@ -173,14 +173,16 @@ def _forget_first() -> None:
 
 def _compute_slots() -> None:
     """Look for a batch in the slot that its name has now, not in the slot in which it is."""
-    listed = batch_flows._listed
+    find = registry.find
 
-    def computed(prefix: str, name: str) -> Flow[BatchRef]:
-        ref = yield from listed(prefix, name)
+    def computed(prefix: str, name: str) -> Flow[BatchRef | None]:
+        ref = yield from find(prefix, name)
+        if ref is None:
+            return None
         slots = yield RawCommand("topic", "HGET", topic_key(prefix, ref.topic), "slots")
         return ref._replace(slot=slot_of(name, int(slots)))
 
-    batch_flows._listed = computed
+    registry.find = computed
 
 
 def _drop_paused() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.features.batches import members, service
+from rmq.features.batches import flows, members, service
 from rmq.kernel.batches import registry
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.transport.flow.steps import RawCommand
 from tests.conftest import Clock
+from tests.faults.follower import name_of
 from tests.integration.driven import both_clients
 from tests.servers import Server
 
@@ -214,19 +215,68 @@ def test_no_member_is_lost_that_is_added_during_the_examination(
     assert client.admin.batch(name).lost == 1
 
 
-def test_the_name_of_a_batch_that_is_gone_is_removed_later(
-    client: rmq.Client, done: rmq.Topic, name: str, serve: Any, raw: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize("by", ["a listing", "the service"])
+def test_the_name_of_a_batch_that_is_gone_is_removed(
+    client: rmq.Client, done: rmq.Topic, name: str, serve: Any, raw: Any, by: str
+) -> None:
     batch = opened(client, done, name, 0)
     raw.delete(batch._definition.keys().batch(name))
 
-    serve.run_once()
-    assert raw.hexists("rmq:batches", name), "a program may be opening it"
-    assert name not in {each.name for each in client.admin.batches()}
-    monkeypatch.setattr(service, "GONE_S", 0.0)
-    serve.run_once()
+    if by == "a listing":
+        assert name not in {each.name for each in client.admin.batches()}
+    else:
+        serve.run_once()
+
     assert not raw.hexists("rmq:batches", name)
+    assert batch.open() == "open"
+    assert raw.hexists("rmq:batches", name)
+
+
+@pytest.mark.parametrize("before", ["HGET", "batch_open"])
+def test_a_batch_that_is_opened_while_its_name_is_removed_keeps_the_name(
+    client: rmq.Client, done: rmq.Topic, name: str, raw: Any, before: str
+) -> None:
+    """The name is removed before a step of `open`, or the batch is created before the removal."""
+    batch = client.batch(name, then=(done, rmq.Outgoing("report")))
+    flow = flows.open_batch(batch._definition)
+
+    def interrupted() -> Any:
+        reply = None
+        while True:
+            try:
+                step = flow.send(reply)
+            except StopIteration as end:
+                return end.value
+            word = step.words[0] if isinstance(step, RawCommand) else name_of(step)
+            if word == before:
+                assert name not in {each.name for each in client.admin.batches()}
+                assert not raw.hexists("rmq:batches", name)
+            reply = yield step
+
+    assert client._transport.run(interrupted()) == "open"
+    assert raw.hexists("rmq:batches", name)
+
+    place = client._transport.run(registry.find("rmq", name))
+    assert place is not None
+    client._transport.run(registry.forget("rmq", [place]))
+    assert raw.hexists("rmq:batches", name), "the batch exists"
+
+
+def test_a_large_batch_is_deleted_before_it_expires(
+    client: rmq.Client, done: rmq.Topic, name: str, serve: Any, clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(service, "LARGE", 2)
+    names = [f"{name}-{count}" for count in (2, 4)]
+    for each, count in zip(names, (2, 4), strict=True):
+        opened(client, done, each, count, keep=3600)
+        client.admin.batch_cancel(each)
+    clock.advance(3600 - 31)
+    serve.run_once()
+    assert {each.name for each in client.admin.batches()} >= set(names)
+    clock.advance(2)
+    serve.run_once()
+    assert set(names) - {each.name for each in client.admin.batches()} == {names[1]}
 
 
 def test_what_another_program_wrote_stops_nothing(

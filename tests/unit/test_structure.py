@@ -50,8 +50,9 @@ FILES = sorted(
 # Durable steps: 395 lines and 2 files.
 # Ids of slots that a resize has added, in clients that opened the topic before: 34 lines.
 # Batches: 610 lines and 5 files; their commands, HTTP, pages, service and doctor: 440 and 5 files.
-# Slots that a resize has added, for follow-ups and cancels of batches; unreported ends: 17 lines.
-LIMITS = {"lines": 51_123, "files": 454, "private": 76}
+# Slots that a resize has added, for follow-ups and cancels of batches; unreported ends; names and
+# large batches that are deleted: 45 lines.
+LIMITS = {"lines": 51_151, "files": 454, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, cast
@@ -25,7 +26,7 @@ from rmq.kernel.batches.scripts import (
 )
 from rmq.kernel.core import ids as core_ids, record
 from rmq.kernel.core.ids import MessageId, member_of
-from rmq.kernel.core.keys import SlotKeys, batches_key, check_name
+from rmq.kernel.core.keys import SlotKeys, check_name
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.results import BATCH_MARK
 from rmq.kernel.core.score import moment
@@ -38,7 +39,7 @@ from rmq.kernel.producer.encode import basis_of
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
 from rmq.kernel.transport.lua.script_loader import plain
 
 NAME_CHARS = 64  # of a name, so that the header of a member has less than 256 bytes
@@ -153,7 +154,7 @@ def open_batch(batch: Definition) -> Flow[State]:
         BatchNotFound: The batch does not exist, and the definition has no callback.
         InvalidValue: The batch exists with another topic or another `dead`.
     """
-    home, key = batch.home, batches_key(batch.home.prefix)
+    home = batch.home
     if batch.callback is None:
         place = yield from _listed(home.prefix, batch.name)
         batch.slot = place.slot
@@ -165,8 +166,9 @@ def open_batch(batch: Definition) -> Flow[State]:
         return cast(State, STATES[fields.state])
     yield from opening.ensure_open(home)
     slot = slot_of(batch.name, home.settings.slots)
-    yield RawCommand("batch_open", "HSETNX", key, batch.name, f"{home.name} {slot}")
-    place = yield from _listed(home.prefix, batch.name)
+    own = BatchRef(home.name, slot, batch.name, "")
+    yield registry.add(home.prefix, own)
+    place = (yield from registry.find(home.prefix, batch.name)) or own
     if place.topic != home.name:
         raise InvalidValue(
             f"then: batch {batch.name!r} exists, and its callback goes to topic {place.topic!r}, "
@@ -183,6 +185,8 @@ def open_batch(batch: Definition) -> Flow[State]:
         raise InvalidValue(
             f"dead: batch {batch.name!r} exists with dead={reply.dead!r}; give the same"
         )
+    if reply.created:  # before that, `registry.forget` may have removed the name
+        yield registry.add(home.prefix, place)
     return cast(State, STATES[reply.state])
 
 
@@ -204,8 +208,7 @@ def _encode_callback(batch: Definition) -> tuple[str, bytes, int]:
 
 
 def _listed(prefix: str, name: str) -> Flow[BatchRef]:
-    text = yield RawCommand("batch", "HGET", batches_key(prefix), name)
-    entry = registry.parse_entry(name, text or b"")
+    entry = yield from registry.find(prefix, name)
     if entry is None:
         raise _not_found(name)
     return entry
@@ -377,7 +380,7 @@ def state_of(name: str, fields: BatchFields) -> BatchState:
 
 
 def batches(prefix: str) -> Flow[list[BatchState]]:
-    """Return the batches that are kept, newest first.
+    """Return the batches that are kept, newest first. Forget the names of the others.
 
     Batches that this Redis user may not read are left out, unless it may read none.
     """
@@ -391,6 +394,9 @@ def batches(prefix: str) -> Flow[list[BatchState]]:
     denied = [each for each in found if isinstance(each, AccessDenied)]
     if denied and not states:
         raise denied[0]
+    gone = [place for place, fields in zip(places, found, strict=True) if fields is None]
+    with suppress(AccessDenied):  # a viewer only reads
+        yield from registry.forget(prefix, gone)
     return sorted(states, key=lambda each: each.created, reverse=True)
 
 

@@ -1,4 +1,7 @@
-"""The service of `rmq server` for batches: close them after their timeout, and end lost members."""
+"""The service of `rmq server` for batches.
+
+It closes batches after their timeout, ends lost members, and deletes large batches.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from rmq.features.batches.flows import Definition
 from rmq.http_framework.survey import TopicProblems
 from rmq.kernel.batches import registry
 from rmq.kernel.batches.ref import BatchRef
+from rmq.kernel.batches.scripts import BatchFields
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
@@ -21,7 +25,9 @@ log = logging.getLogger("rmq")
 
 EVERY_S = 10.0
 DONE_S = 600.0  # a batch that is done is read again after this time: its name may be used again
-GONE_S = 60.0  # a program that opens a batch lists its name before it stores the batch
+# Redis frees an expired key in its main thread: 0.3 to 1 s for a million members. A batch with more
+# than LARGE members is deleted by UNLINK instead, shortly before it expires.
+LARGE, EARLY_MS = 4_000, 30_000
 REST = 20.0  # after an examination, a batch rests for this multiple of the examination's time
 
 
@@ -40,10 +46,7 @@ class Batches:
         self._prefix = prefix
         self._sessions = ReplaySessions()
         self._problems = TopicProblems()
-        # By name, times of the monotonic clock: of the next examination, and of the first run that
-        # did not find a batch with this name.
-        self._next: dict[str, float] = {}
-        self._gone: dict[str, float] = {}
+        self._next: dict[str, float] = {}  # monotonic time of the next examination, by name
         self._open: frozenset[str] = frozenset()
 
     @property
@@ -60,22 +63,32 @@ class Batches:
         due = [place for place in places if self._next.get(place.name, now) <= now]
         found = self._transport.run(registry.read(self._prefix, due))
         now_ms = self._transport.run(server_ms(self.name)) if due else 0
-        is_open, gone, changed = set(self._open & names), dict[str, float](), 0
+        is_open, gone, changed = set(self._open & names), list[BatchRef](), 0
         for place, fields in zip(due, found, strict=True):
             is_open.discard(place.name)
             if fields is None:
-                gone[place.name] = self._gone.get(place.name, now)
+                gone.append(place)
             elif isinstance(fields, RMQError):
                 log.debug("batch %r: %s", place.name, fields)
             elif fields.state == "d":
-                self._next[place.name] = now + DONE_S
+                self._next[place.name] = now + self._keep_or_delete(place, fields, now_ms)
             else:
                 is_open.add(place.name)
                 changed += self._examine(place, now_ms)
-        self._gone, self._open = gone, frozenset(is_open)
-        forgotten = [name for name, since in gone.items() if now - since >= GONE_S]
-        self._transport.run(registry.forget(self._prefix, forgotten))
+        self._open = frozenset(is_open)
+        self._transport.run(registry.forget(self._prefix, gone))
         return changed
+
+    def _keep_or_delete(self, place: BatchRef, fields: BatchFields, now_ms: int) -> float:
+        """Delete a large batch shortly before it expires. Return the time to the next look, s."""
+        if fields.all <= LARGE:
+            return DONE_S
+        early_ms = min(EARLY_MS, fields.keep_ms // 10)
+        left_ms = fields.ended_ms + fields.keep_ms - early_ms - now_ms
+        if left_ms > 0:
+            return min(DONE_S, left_ms / 1000)
+        self._transport.run(registry.delete(place.keys(self._prefix), place.name))
+        return 0.0
 
     def _examine(self, place: BatchRef, now_ms: int) -> int:
         home = TopicContext(self._prefix, place.topic, JSON, self._sessions, {})

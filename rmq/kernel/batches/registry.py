@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -75,8 +75,8 @@ def read(prefix: str, given: Sequence[BatchRef]) -> Flow[list[BatchFields | RMQE
     return replies
 
 
-def of_topic(prefix: str, topic: str) -> Flow[tuple[list[str], list[str]]]:
-    """Return the names of all batches whose callback goes to a topic, and of those not done."""
+def of_topic(prefix: str, topic: str) -> Flow[tuple[list[BatchRef], list[str]]]:
+    """Return all batches whose callback goes to a topic, and the names of those not done."""
     given = [each for each in (yield from listed(prefix)) if each.topic == topic]
     found = yield from read(prefix, given)
     unfinished = [
@@ -84,14 +84,40 @@ def of_topic(prefix: str, topic: str) -> Flow[tuple[list[str], list[str]]]:
         for each, fields in zip(given, found, strict=True)
         if isinstance(fields, BatchFields) and fields.state != "d"
     ]
-    return [each.name for each in given], unfinished
+    return given, unfinished
 
 
-def forget(prefix: str, names: Iterable[str]) -> Flow[None]:
-    """Remove names of batches that do not exist any more."""
-    given = list(names)
-    for at in range(0, len(given), SCANNED):
-        yield RawCommand("batch", "HDEL", batches_key(prefix), *given[at : at + SCANNED])
+def add(prefix: str, place: BatchRef) -> RawCommand:
+    """Add a batch, if its name is not known."""
+    text = f"{place.topic} {place.slot}"
+    return RawCommand("batch_open", "HSETNX", batches_key(prefix), place.name, text)
+
+
+def find(prefix: str, name: str) -> Flow[BatchRef | None]:
+    """Return the place of a batch. Return None if its name is not known."""
+    text = yield RawCommand("batch", "HGET", batches_key(prefix), name)
+    return parse_entry(name, text or b"")
+
+
+def forget(prefix: str, gone: Sequence[BatchRef]) -> Flow[None]:
+    """Remove names of batches that do not exist any more.
+
+    A program may create such a batch meanwhile. It adds the name again after it has created the
+    batch (`open_batch`). If it has done this before the name was removed here, the batch is found
+    here.
+    """
+    for at in range(0, len(gone), SCANNED):
+        names = [each.name for each in gone[at : at + SCANNED]]
+        yield RawCommand("batch", "HDEL", batches_key(prefix), *names)
+    found = yield from read(prefix, gone)
+    for place, fields in zip(gone, found, strict=True):
+        if fields is not None:
+            yield add(prefix, place)
+
+
+def delete(keys: SlotKeys, name: str) -> Flow[None]:
+    """Delete a batch. Redis frees it in another thread."""
+    yield RawCommand("batch", "UNLINK", keys.batch(name))
 
 
 class OpenMember(NamedTuple):

@@ -12,7 +12,7 @@ from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
 ADD_MOST = 400  # ids of one call of `batch_add`
-END_MOST = 500  # members of one call of `batch_end`
+END_MOST = 250  # ends of one call of `batch_end` or `member_ends`: about 0.5 ms of Redis
 OPEN, WAITS, NEW, NOT_A_MEMBER, NOT_FOUND = ".", "!", "n", "x", "l"
 OUTCOMES: Mapping[str, str] = {
     "s": "succeeded",
@@ -29,7 +29,7 @@ COUNT_DIGITS = 10
 COUNTS_BYTES = COUNT_DIGITS * (len(OUTCOMES) + 1)  # of the counts in the callback
 _FIELDS = (
     "#state", "#open", "#all", "#topics", "#target", "#dead", "#cancelled", "#created", "#touched",
-    "#ended", "#timeout", *(f"#{letter}" for letter in OUTCOMES),
+    "#ended", "#timeout", "#keep", *(f"#{letter}" for letter in OUTCOMES),
 )  # fmt: skip
 
 
@@ -152,6 +152,7 @@ class BatchFields(NamedTuple):
     touched_ms: int
     ended_ms: int
     timeout_ms: int
+    keep_ms: int
     counts: dict[str, int]  # by the names in OUTCOMES
 
 
@@ -166,10 +167,11 @@ def fields_of(reply: Sequence[bytes | None]) -> BatchFields | None:
         return None
     texts = [(value or b"").decode("utf-8", "replace") for value in reply]
     numbers = [int(text) if text.isdigit() else 0 for text in texts]
-    counts = dict(zip(OUTCOMES.values(), numbers[11:], strict=True))
+    counts = dict(zip(OUTCOMES.values(), numbers[12:], strict=True))
     return BatchFields(
         texts[0], numbers[1], numbers[2], tuple(texts[3].split()), texts[4], texts[5],
-        texts[6] == "1", numbers[7], numbers[8], numbers[9], numbers[10], counts,
+        texts[6] == "1", numbers[7], numbers[8], numbers[9], numbers[10], numbers[11],
+        counts,
     )  # fmt: skip
 
 
