@@ -98,10 +98,10 @@ class Storm:
             for n in range(BATCHES)
         }
         self._waiting = list(range(BATCHES))
-        self._of_two = rng.sample(self._waiting, BATCHES // 3)
-        self._waiting += self._of_two
+        self._waiting += rng.sample(self._waiting, BATCHES // 3)
         rng.shuffle(self._waiting)
         self._producers: dict[Forked, int] = {}
+        self._programs: Counter[int] = Counter()  # that have been started, by batch
         self._cancels = rng.sample(range(BATCHES), cancels)
         kinds = [rng.choice(KINDS) for _ in range(DEATHS)] + ["purger"] * PURGERS
         rng.shuffle(kinds)
@@ -181,6 +181,7 @@ class Storm:
             command, nth = plan.pop() if plan else ("", 0)
             task = Task(self._place.url, self._stem, "producer", number, command, nth)
             self._producers[self._start(task)] = number
+            self._programs[number] += 1
 
     def _look_at_processes(self) -> None:
         self._fired["death"] += bury(self._living, self._dying)
@@ -268,12 +269,12 @@ class Storm:
                 )
 
     def _may_be_sent_again(self, number: int, letter: str) -> bool:
-        """Whether another program of the batch may send a member after its end.
+        """Whether a member may have been sent after its end, because two programs sent it.
 
         A program sends open members again. One that is cancelled, expires or is purged before the
         send is not known to the topic any more (docs/decisions/0074-batches.md).
         """
-        return number in self._of_two and letter in "cep"
+        return self._programs[number] > 1 and letter in "cep"
 
     def _is_done(self) -> bool:
         """Whether no member waits or runs, and each batch is done."""
