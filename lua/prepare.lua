@@ -27,8 +27,9 @@ ARGV[9]   is_repeated          1 if an earlier copy of this call had no reply; e
 Returns   {us until the slot next has work (0 now, -1 never),
           bits (lib/take/reply_bits): 1 leases expired and need a rollback, 2 so does the lease of a
           query or a shared lease, 4 records refer to large bodies, 8 the credit is kept, 16 this
-          call repeats a call with a credit, 32 times the hand-overs for which the credit is still
-          good, or was when this call removed it,
+          call repeats a call with a credit, 32 messages have waited for an event (event_read),
+          64 times the hand-overs for which the credit is still good, or was when this call removed
+          it,
           deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery,
           acceptance number of the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
@@ -249,4 +250,8 @@ if retries_left or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then
   retries = retries_text(batch)
 end
 bits = bits + (batch.any_large and LARGE_BODIES or 0)
+if fields[WAITED] then
+  --- @include "lib/events/any_waited"
+  bits = bits + (any_waited(batch.ids) and ANY_WAITED or 0)
+end
 return { wait, bits, deadline, first_delivery, accepted, retries, batch.ids, batch.records }

@@ -1,6 +1,7 @@
 --[[
 release: give deliveries back that were not worked on. It costs no retry. A message goes to the
-front of its priority or of the due messages, or waits as long as the caller says (snooze).
+front of its priority or of the due messages, or waits as long as the caller says (snooze). It may
+also wait for an event, which ends this wait (lib/events/waits).
 `failures` and `records` are only read: whether a message has failed before, and its group.
 
 ARGV[1]   now_us         ''    or a test's time
@@ -8,7 +9,8 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
-ARGV[6..] n members (13 bytes each) in the order in which they were delivered, their n receipts,
+ARGV[6]   event          ''    or the key of the event for which the messages wait
+ARGV[7..] n members (13 bytes each) in the order in which they were delivered, their n receipts,
           and for each member its priority, or when it was due (epoch ms) if it has no priority
 Returns   a letter for each: 1 released, c its cancellation was requested, so it is deleted; 0 the
           receipt is no longer valid
@@ -17,7 +19,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           that is sent twice gets the first answer again. In a slot in order, each message goes back
           to its old place, and no message is taken before the wait is over.
 ]]
---- @keys slot store prepare failures records audit bodies settled0 settled1 results keeping
+--- @keys slot store prepare failures records audit bodies settled0 settled1 results keeping waits
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -35,13 +37,19 @@ local fields = read_return_fields()
 if not fields[CREATED] then
   fail('GONE', slot)
 end
-local n = (#ARGV - 5) / 3
-local valid_ids, letters, positions, scores = verify_receipts(6, n)
+local event_key = ARGV[6]
+if #event_key > 255 or event_key ~= '' and wait == 0 then
+  fail('ARG', 'event')
+end
+local n = (#ARGV - 6) / 3
+local valid_ids, letters, positions, scores = verify_receipts(7, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)
+redis.call('HLEN', bodies)
+redis.call('ZCARD', waits)
 for i = 1, n do
-  local place = whole_number(ARGV[5 + 2 * n + i], PRIORITY_MIN, NUMBER_MOST, 'place')
+  local place = whole_number(ARGV[6 + 2 * n + i], PRIORITY_MIN, NUMBER_MOST, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
     fail('ARG', 'place')
   end
@@ -51,19 +59,23 @@ if #valid_ids == 0 then
 end
 local receipts, places = {}, {}
 for m = 1, #valid_ids do
-  receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
+  receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[6 + 2 * n + positions[m]])
 end
 --- @include "lib/settle/release_deliveries"
 local later = wait > 0
 if fields[CANCELLING] then
   --- @include "lib/settle/end_cancelled"
   local valid = { ids = valid_ids, receipts = receipts, more = { places } }
-  letters = end_cancelled(letters, 5, valid, now)
+  letters = end_cancelled(letters, 6, valid, now)
   later = later and not string.find(letters, 'c', 1, true)
 end
 if #valid_ids > 0 then
   local released = { ids = valid_ids, receipts = receipts, places = places }
   release_deliveries(released, fields, wait, now)
+  if event_key ~= '' then
+    --- @include "lib/events/suspend"
+    suspend(valid_ids, event_key, now)
+  end
 end
 signal_given_back(fields, later, ARGV[3], ARGV[4], now)
 remember(ARGV[2], now, letters)

@@ -64,7 +64,7 @@ end
 if state == '' then
   return { 1, shown }
 end
-local at, next_at, earlier, count = find_item(entry, name)
+local at, next_at, earlier, count = find_item(entry, name, STEPS)
 if state == 'b' and (earlier == 'd' or earlier == 'l') then
   return { 2, shown }
 end

@@ -114,11 +114,12 @@ if TYPE_CHECKING:
     from rmq.kernel.core.results import Results
     from rmq.kernel.core.retry import Exponential, Immediate, Levels
     from rmq.kernel.core.settings import Fsync, Replicated, Settings, TopicSettings
-    from rmq.kernel.core.steps import Step
+    from rmq.kernel.core.steps import Event, Step
     from rmq.kernel.delivery.claim import ClaimStatus
     from rmq.kernel.delivery.delivery import AsyncDelivery
     from rmq.kernel.delivery.delivery_blocking import Delivery
-    from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then
+    from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then, WaitFor
+    from rmq.kernel.events.flows import SignalResult
     from rmq.kernel.handlers.dependencies import Depends
     from rmq.kernel.handlers.idempotency import Claims, idempotent
     from rmq.kernel.results.completion import as_completed
@@ -196,11 +197,12 @@ _MODULES = {
     "rmq.kernel.core.retry": "Exponential Immediate Levels",
     "rmq.kernel.core.groups": "Groups",
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
-    "rmq.kernel.core.steps": "Step",
+    "rmq.kernel.core.steps": "Event Step",
     "rmq.kernel.delivery.claim": "ClaimStatus",
     "rmq.kernel.delivery.delivery": "AsyncDelivery",
     "rmq.kernel.delivery.delivery_blocking": "Delivery",
-    "rmq.kernel.delivery.dispositions": "Reject Retry Snooze Then",
+    "rmq.kernel.delivery.dispositions": "Reject Retry Snooze Then WaitFor",
+    "rmq.kernel.events.flows": "SignalResult",
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
     "rmq.features.spark.stage_flows": "PublishResult StageContent",
@@ -240,7 +242,7 @@ __all__ = [
     "BatchState", "Cancelled", "ClaimLost", "ClaimStatus", "Claims", "Client", "Compressed",
     "Concurrency", "ConfigurationError", "Consumer", "DeadLetterFilter", "DeadLetterGroup",
     "DeadLetterGroups", "DeadLetterPage", "DecodeError", "DeleteResult", "Delivery",
-    "DeliveryError", "Depends", "DueCount", "EmbeddedError", "EncodeError", "Encrypted",
+    "DeliveryError", "Depends", "DueCount", "EmbeddedError", "EncodeError", "Encrypted", "Event",
     "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync", "GroupPage", "GroupState",
     "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
     "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
@@ -250,9 +252,10 @@ __all__ = [
     "Progress", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt",
     "RedriveResult", "Reject", "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound",
     "ResultState", "Results", "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState",
-    "Scheduler", "ScriptFailed", "SendError", "SendResult", "Settings", "SettingsMismatch", "Sink",
-    "Snooze", "Span", "Stage", "StageContent", "StageLost", "Step", "StorageError",
-    "StoreUnavailable", "SweepResult", "Then", "Topic", "TopicNotEmpty", "TopicNotFound",
-    "TopicPaused", "TopicSettings", "TopicVanished", "Unavailable", "WorkRolledBack", "Worker",
-    "WorkerStatus", "WorkersWanted", "acl_rules", "as_completed", "idempotent",
+    "Scheduler", "ScriptFailed", "SendError", "SendResult", "Settings", "SettingsMismatch",
+    "SignalResult", "Sink", "Snooze", "Span", "Stage", "StageContent", "StageLost", "Step",
+    "StorageError", "StoreUnavailable", "SweepResult", "Then", "Topic", "TopicNotEmpty",
+    "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished", "Unavailable", "WaitFor",
+    "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules", "as_completed",
+    "idempotent",
 ]  # fmt: skip

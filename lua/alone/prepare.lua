@@ -39,8 +39,9 @@ repeat
   if limit > 1 and waits == '0' or string.byte(waits, 1) == RENEWS then
     break -- a caller with a limit above 1 that does not sleep usually finds several messages
   end
-  if ARGV[6] ~= '0' or fields[ORDERED] or fields[AUDITED] or fields[PAUSED] or fields[LIMIT] then
-    break -- the take or the slot is in order; or the slot is audited, paused or limited
+  if ARGV[6] ~= '0' or fields[ORDERED] or fields[AUDITED] or fields[PAUSED] or fields[LIMIT]
+      or fields[WAITED] then
+    break -- the take or the slot is in order; the slot is audited, paused or limited, or has waits
   end
   if tonumber(fields[ORDER] or 0) >= ORDER_END or tonumber(fields[FRONT] or 0) <= -ORDER_END then
     break -- scores may be equal, so ids decide

@@ -9,7 +9,7 @@ local WAITING, CAPACITY, OVERFLOW, DEDUP_MS = 6, 7, 8, 9
 local SETTLED_TURN, PAUSED_SEND, GROUPS, OUTCOMES = 10, 11, 12, 13
 -- Of read_take_fields, with the first five:
 local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10
-local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED = 11, 12, 13, 14, 15, 16
+local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED, WAITED = 11, 12, 13, 14, 15, 16, 17
 -- Of read_return_fields, with CREATED, FRONT, MAX_RETRIES, DELIVERED, ORDERED, AUDITED and GROUPS:
 local RETRY, JITTER, RETENTION, AWAITED, BLOCKED = 2, 3, 5, 7, 9
 local GROUPS_PAUSED, CANCELLING, DEAD_TO = 13, 14, 15
@@ -26,7 +26,7 @@ end
 local function read_take_fields(session)
   return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'max_retries',
     'chunk', 'delivered', 'takes', 'ordered', 'audited', 'leases_until', 'paused', 'limit',
-    'timed_priority', 'groups')
+    'timed_priority', 'groups', 'waited')
 end
 
 -- Read the fields that a script needs to give deliveries back.

@@ -14,7 +14,7 @@ Atomic    The slot is deleted as a whole or not changed. Letters in its trash ar
           tombstones (lib/records/large_bodies). Otherwise their objects would stay in the store.
           Works while Redis is at maxmemory. A second run finds nothing.
 ]]
---- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals pending targets results keeping
+--- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals pending targets results keeping waits
 --- @include "lib/check"
 local created = whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, EXACT_MOST, 'most')
@@ -39,6 +39,7 @@ redis.call('ZCARD', arrivals)
 redis.call('ZCARD', targets)
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
+redis.call('ZCARD', waits)
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead_letters }
 end
@@ -50,5 +51,5 @@ if not most or waiting + in_flight + dead_letters > most then
 end
 redis.call('UNLINK', slot, store, prepare, records, dead, failures, merge, audit, settled0,
   settled1, queries, bodies, leases, rates, trash, deaths, arrivals, pending, targets,
-  results, keeping)
+  results, keeping, waits)
 return { 1, waiting, in_flight, dead_letters }

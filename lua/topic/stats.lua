@@ -18,7 +18,8 @@ Returns   A list of numbers, and a text at its end:
                  follow-ups for up to 24 targets has waited, ms
           33     results
           34     the server's time (epoch ms)
-          35     the counts of lateness_report, as text
+          35     messages that wait for an event (also counted in 1-4)
+          36     the counts of lateness_report, as text
           A message has waited since its last failure or redrive. Without one, it has waited since
           its due time, or since its producer made its id. An id that was derived from a dedup key
           has no time. The script compares the first due message and the first messages of the 24
@@ -117,9 +118,9 @@ end
 
 local now, now_us = clock(ARGV[1])
 local now_text, past = string.format('%.0f', now), string.format('%.0f', now + 1)
-local created, paused, paused_send, limit, chunk, lateness, skipped =
+local created, paused, paused_send, limit, chunk, lateness, skipped, suspended =
   unpack(redis.call('HMGET', slot, 'created', 'paused', 'paused_send', 'limit', 'chunk',
-    'lateness', 'skipped'))
+    'lateness', 'skipped', 'suspended'))
 if not created then
   fail('GONE', slot)
 end
@@ -178,5 +179,6 @@ reply[#reply + 1] = redis.call('ZCARD', pending) + redis.call('ZCOUNT', keeping,
 reply[#reply + 1] = pending_age(now_us)
 reply[#reply + 1] = redis.call('ZCARD', keeping)
 reply[#reply + 1] = now
+reply[#reply + 1] = tonumber(suspended or 0)
 reply[#reply + 1] = lateness or ''
 return reply

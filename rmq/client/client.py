@@ -28,9 +28,10 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.results import BATCH_MARK, Results
 from rmq.kernel.core.sequence import ProducerSequence
 from rmq.kernel.core.settings import TopicSettings
-from rmq.kernel.core.steps import ENTRY_BYTES, ENTRY_MOST
-from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.core.steps import ENTRY_BYTES, ENTRY_MOST, check_event_key, encode_event
+from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.events.flows import EVENT_KEEP, SignalResult, signal
 from rmq.kernel.handlers.dependencies import check_lifespan
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
@@ -38,6 +39,7 @@ from rmq.kernel.results.signals import ResultSignals
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport import url as urls
+from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.open import open_async_transport, open_transport
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 from rmq.kernel.transport.single.blocking import Transport
@@ -160,6 +162,15 @@ class ClientBase:
         topic, callback = (name, None) if then is None else _callback_of(then)
         home = self._known(getattr(topic, "name", topic))
         return Definition(home, name, callback, dead, timeout, keep)
+
+    def _signal(
+        self, key: str, body: object, keep: Duration, codec: str | Codec
+    ) -> Flow[SignalResult]:
+        chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
+        event = check_event_key(key)
+        keep_ms = duration_ms(keep, "keep", high_ms=TEN_YEARS_MS)
+        data = encode_event(chosen, body)
+        return signal(self._prefix, event, data, keep_ms)
 
     def _known(self, topic: Any) -> TopicContext:
         """Return the context of a topic that the program declared, or a new one."""
@@ -323,6 +334,37 @@ class AsyncClient(ClientBase):
             InvalidValue, InvalidType: An argument is not valid.
         """
         return AsyncBatch(self._transport.run, self._batch(name, then, dead, timeout, keep))
+
+    async def signal(
+        self,
+        key: str,
+        body: Any = None,
+        *,
+        keep: Duration = EVENT_KEEP,
+        codec: str | Codec = "json",
+    ) -> SignalResult:
+        """Signal an event, so that the messages that wait for its key continue.
+
+        Their handlers run again, and find the event in `d.events`. Only the first signal of a key
+        counts, so the call may be repeated.
+
+        Args:
+            key: Key of the event, a text of 1 to 255 bytes. The events of all topics share the
+                keys.
+            body: Body of the event, at most 256 KiB when it is encoded.
+            keep: How long the event is kept for messages that begin to wait later, in seconds or as
+                a timedelta. In this time, further signals of the key do nothing.
+            codec: Codec for writing the body, as for a topic.
+
+        Returns:
+            Whether this was the first signal, and how many messages it let continue.
+
+        Raises:
+            InvalidType, InvalidValue: An argument is not valid.
+            EncodeError: The codec cannot encode the body.
+            PayloadTooLarge: The encoded body has more than 256 KiB.
+        """
+        return await self._transport.run(self._signal(key, body, keep, codec))
 
     async def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""

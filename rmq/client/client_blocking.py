@@ -23,6 +23,7 @@ from rmq.kernel.core.settings import TopicSettings
 from rmq.kernel.core.steps import ENTRY_BYTES
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.delivery import DeliveryData
+from rmq.kernel.events.flows import EVENT_KEEP, SignalResult
 from rmq.kernel.producer import report
 
 
@@ -128,6 +129,37 @@ class Client(ClientBase):
             InvalidValue, InvalidType: An argument is not valid.
         """
         return Batch(self._transport.run, self._batch(name, then, dead, timeout, keep))
+
+    def signal(
+        self,
+        key: str,
+        body: Any = None,
+        *,
+        keep: Duration = EVENT_KEEP,
+        codec: str | Codec = "json",
+    ) -> SignalResult:
+        """Signal an event, so that the messages that wait for its key continue.
+
+        Their handlers run again, and find the event in `d.events`. Only the first signal of a key
+        counts, so the call may be repeated.
+
+        Args:
+            key: Key of the event, a text of 1 to 255 bytes. The events of all topics share the
+                keys.
+            body: Body of the event, at most 256 KiB when it is encoded.
+            keep: How long the event is kept for messages that begin to wait later, in seconds or as
+                a timedelta. In this time, further signals of the key do nothing.
+            codec: Codec for writing the body, as for a topic.
+
+        Returns:
+            Whether this was the first signal, and how many messages it let continue.
+
+        Raises:
+            InvalidType, InvalidValue: An argument is not valid.
+            EncodeError: The codec cannot encode the body.
+            PayloadTooLarge: The encoded body has more than 256 KiB.
+        """
+        return self._transport.run(self._signal(key, body, keep, codec))
 
     def ping(self) -> float:
         """Return the duration of one round trip to the server, in seconds."""

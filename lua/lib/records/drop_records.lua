@@ -50,12 +50,12 @@ local function leave_tombstones(references, released)
   end
 end
 
--- Remove records with their large bodies and steps. Leave tombstones for their offloaded bodies,
+-- Remove records with their large bodies, steps and waits. Leave tombstones for their offloaded bodies,
 -- unless the messages were `moved` to another slot. Until the records are removed, each write frees
 -- memory.
 local function drop_records(ids, moved)
-  local chunk, large, offloaded, released, steps =
-    unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released', 'steps'))
+  local chunk, large, offloaded, released, steps, waited = unpack(redis.call('HMGET', slot, 'chunk',
+    'large', 'offloaded', 'released', 'steps', 'waited'))
   local names, gone = {}, {}
   if large or offloaded then
     redis.call('HLEN', bodies) -- a wrong type shows before the first write
@@ -65,6 +65,10 @@ local function drop_records(ids, moved)
   if steps then
     --- @include "lib/records/steps"
     drop_steps(ids)
+  end
+  if waited then
+    --- @include "lib/events/drop_waits"
+    drop_waits(ids)
   end
   if #names > 0 then
     drop_bodies(names, offloaded)

@@ -3,9 +3,11 @@ Steps: parts of the work on a message that are done, for later attempts. The Pyt
 rmq/kernel/core/steps.py.
 
 The field `<member>s` of `bodies` has the entry of a message. The entry is a list of items. Steps
-have different names. The cursor that a handler saves is an item without a name.
+have different names. The cursor that a handler saves is an item without a name. Events that the
+message waited for are items as well (lib/events/waits). Their names are the keys of the events.
 
-  byte 1      state: b begun, d done, l done, but its value is lost (not stored), c cursor
+  byte 1      state: b begun, d done, l done, but its value is lost (not stored), c cursor,
+              e the event came, t its time limit ended
   byte 2      size of the name; the name follows
   6 bytes     time of the write, epoch ms
   4 bytes     size of the data; the data follow: nothing, or the number of a codec and the value
@@ -17,16 +19,19 @@ these entries together. In a slot without `large`, scripts look for no entries.
 --- @include "lib/records/record_bytes"
 local STEPS_MOST = 1000 -- items of an entry, so that a search ends soon
 local ITEM_HEAD = 12 -- bytes of an item without name and data
+local STEPS, EVENTS = '[bdlc]', '[et]' -- states of both kinds of items
 
 -- Find the item with this name. Return the position of the item, the position of the next item, its
 -- state, and the number of items before it. Without such an item, both positions are the end.
-local function find_item(entry, name)
+-- `kind`: STEPS or EVENTS, because a step may have the name of an event
+local function find_item(entry, name, kind)
   local at, count = 1, 0
   while at <= #entry do
     local size = string.byte(entry, at + 1)
     local next_at = at + ITEM_HEAD + size + struct.unpack('>I4', entry, at + 8 + size)
-    if string.sub(entry, at + 2, at + 1 + size) == name then
-      return at, next_at, string.sub(entry, at, at), count
+    local state = string.sub(entry, at, at)
+    if string.sub(entry, at + 2, at + 1 + size) == name and string.find(state, kind) then
+      return at, next_at, state, count
     end
     at, count = next_at, count + 1
   end

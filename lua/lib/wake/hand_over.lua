@@ -8,7 +8,7 @@ A hand-over takes the messages that a prepare would take now, or none. If messag
 consumers are woken, and take them with prepare.
 - It takes only plain messages: a priority or a retry that has not expired, without a merge key or
   large body.
-- The slot is not in order and not paused, and has no groups and no limit.
+- The slot is not in order and not paused, and has no groups, no limit and no waits for events.
 - Each credit gets at most 16 KiB of records, or one larger record.
 - Due messages are left to prepare, because they first join their priority. So is one take in five,
   if retries wait, because it begins with retries.
@@ -172,10 +172,10 @@ end
 -- caller has stored everything, so a key of a wrong type is no error here.
 local function serve_sleepers(channel, index, now)
   local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit,
-    grouped = unpack(redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes',
-      'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups'))
+    grouped, waited = unpack(redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes',
+      'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups', 'waited'))
   local is_plain_slot = not ordered and not paused and not limit and not grouped
-    and tonumber(order or 0) < ORDER_END and tonumber(front or 0) > -ORDER_END
+    and not waited and tonumber(order or 0) < ORDER_END and tonumber(front or 0) > -ORDER_END
   local left_over = true
   if (credits or '') ~= '' and is_plain_slot and is_kind(prepare, 'zset')
       and is_kind(failures, 'hash') then

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from rmq.errors import (
     AlreadySettled,
+    ConfigurationError,
     DecodeError,
     InvalidType,
     InvalidValue,
@@ -46,8 +47,8 @@ from rmq.kernel.delivery.inner_delivery import (
     InnerDelivery,
     SharedLeases,
 )
+from rmq.kernel.follow_ups import sweep
 from rmq.kernel.follow_ups.flows import FollowUps, send_copies
-from rmq.kernel.follow_ups.sweep import report_ends
 from rmq.kernel.topic import clock, opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -297,6 +298,10 @@ class ConsumerFlows:
                 unreadable.append((lease, failure.encode(error, failure.this_worker())))
                 continue
             append(make(origin, ids[position], score, entry, fence, body))
+        if batch.entries:
+            for delivery in deliveries:
+                if delivery.raw_id in batch.entries:
+                    delivery.add_steps(batch.entries[delivery.raw_id])
         return unreadable
 
     # --- settling --------------------------------------------------------------------------------
@@ -414,7 +419,7 @@ class ConsumerFlows:
         if self.follow_ups.stored or "d" in answer:
             yield from self.follow_ups.send(deliveries if "d" in answer else ())
         if self.context.keeps_results:
-            yield from report_ends(self.context, deliveries)
+            yield from sweep.report_ends(self.context, deliveries)
         if error is None:
             return lost
         if settling.unanswered:
@@ -502,18 +507,31 @@ class ConsumerFlows:
         return (yield from self._settle("reject", deliveries, build))
 
     def release(
-        self, deliveries: Iterable[InnerDelivery], delay: Duration
+        self, deliveries: Iterable[InnerDelivery], delay: Duration, event: bytes = b""
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back without counting a failure."""
-        wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
-        build = partial(self._build_release, wait_ms)
-        return (yield from self._settle("release", deliveries, build))
+        """Give deliveries back without counting a failure.
+
+        With the key of an event, they wait until the event is signalled, or for `delay`.
+        """
+        wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=not event)
+        given = list(deliveries)
+        if event and self.at_most_once:
+            raise ConfigurationError(
+                "WaitFor: an at_most_once delivery is settled when it is handed over, so its "
+                "message cannot wait for an event. Use mode='at_least_once'"
+            )
+        build = partial(self._build_release, wait_ms, event)
+        lost = yield from self._settle("release", given, build)
+        if event:
+            yield from sweep.register_waits(self.context, given)
+        return lost
 
     def _build_release(
-        self, wait_ms: int, given: list[InnerDelivery], leases: Leases
+        self, wait_ms: int, event: bytes, given: list[InnerDelivery], leases: Leases
     ) -> Settling[str]:
         places = [d.queue_position() for d in given]
-        return settle.release(self.context, leases, places, wait_ms, unclaim(self.context, given))
+        extra = unclaim(self.context, given)
+        return settle.release(self.context, leases, places, wait_ms, extra, event)
 
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
@@ -590,7 +608,7 @@ class ConsumerFlows:
         yield from self._missing_replies.repeat()
         left, self.open = self.unsettled(), {}
         if left:
-            settling = self._build_release(0, *open_leases(self.context, left))
+            settling = self._build_release(0, b"", *open_leases(self.context, left))
             with suppress(AlreadySettled):  # by a thread that began in the meantime
                 yield from self._run_settling("release", left, settling, self._note_letters)
         if self._unreadable:

@@ -30,6 +30,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.record import queue_position
 from rmq.kernel.core.score import SHARED_S, receipt_score
 from rmq.kernel.core.validation import duration_ms
+from rmq.kernel.events.scripts import event_read
 from rmq.kernel.topic import opening, reading, tidy
 from rmq.kernel.transport.flow.steps import (
     POLL_S,
@@ -460,9 +461,21 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
         # it.
         records = yield from reading.fetch(call.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)
+    if batch.any_waited:
+        batch = batch._replace(entries=(yield from _read_entries(state, call.keys, batch)))
     state.unanswered = None
     _end_prepare(state, call, batch.credit)
     return batch
+
+
+def _read_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[dict[bytes, bytes]]:
+    """Read the steps and events of messages that have waited for an event, by message."""
+    leases = leases_of(keys, batch, state.context.settings.max_retries)
+    entries: list[bytes] = []
+    while len(entries) < len(leases.ids):
+        at = len(entries)
+        entries += yield event_read(keys, leases.ids[at:], leases.scores[at:])
+    return {id: entry for id, entry in zip(leases.ids, entries, strict=True) if entry}
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:

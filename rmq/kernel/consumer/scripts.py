@@ -9,7 +9,7 @@ delivery.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -236,7 +236,8 @@ LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 256  # slots in one call of next_ready: about 4 us of Redis for each
-_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # further bits, below a count
+# Further bits, below a count.
+_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _ANY_WAITED, _LEFT = 4, 8, 16, 32, 64
 
 
 class Offer(NamedTuple):
@@ -285,7 +286,9 @@ class Batch(NamedTuple):
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
     credit: CreditState = NO_CREDIT
+    any_waited: bool = False  # messages have waited for an event
     lease: SharedLease | None = None  # shared lease of the batch; not part of the reply
+    entries: Mapping[bytes, bytes] | None = None  # steps and events by message; not of the reply
 
 
 class HandOver(NamedTuple):
@@ -322,13 +325,13 @@ def prepare(
 
     def parse(reply: list[Any]) -> Batch:
         wait_us, bits, deadline_s, first, newest, lefts, members, records = reply
-        credit, large = NO_CREDIT, False
+        credit, large, waited = NO_CREDIT, False, False
         if bits > 3:
             credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _LEFT, bits & _REPEATED > 0)
-            large = bits & _ANY_LARGE > 0
+            large, waited = bits & _ANY_LARGE > 0, bits & _ANY_WAITED > 0
         ids = ids_of(members, keys.middle)
         return Batch(
-            wait_us, bits & 3, deadline_s, first, newest, lefts, ids, records, large, credit
+            wait_us, bits & 3, deadline_s, first, newest, lefts, ids, records, large, credit, waited
         )
 
     sleeps = waits.encode() if isinstance(waits, Offer) else b"1" if waits else b"0"
@@ -553,19 +556,21 @@ def release(
     receipts: Sequence[float],
     places: Sequence[int],
     wait_ms: int,
+    event: bytes = b"",
 ) -> Command[str]:
     """Give deliveries back without a failure. Codes: `1` released, `c` cancelled, `0` lost.
 
-    Each message returns to its place in the queue, by its priority or its due time.
+    Each message returns to its place in the queue, by its priority or its due time. With the key of
+    an event, it waits for this event, but at most for `wait_ms`.
     """
     return Command(
         script_loader.load("release"),
         (
             keys.slot, keys.store, keys.prepare, keys.failures, keys.records, keys.audit,
-            keys.bodies, keys.settled0, keys.settled1, keys.results, keys.keeping,
+            keys.bodies, keys.settled0, keys.settled1, keys.results, keys.keeping, keys.waits,
         ),
         [
-            clock.now_us, session.call, context.channel, keys.index, wait_ms,
+            clock.now_us, session.call, context.channel, keys.index, wait_ms, event,
             *members_of(ids), *map(repr, receipts), *places,
         ],
         bytes.decode,

@@ -498,6 +498,7 @@ def release(
     places: Sequence[int],
     wait_ms: int,
     extra: ExtraCommands | None = None,
+    event: bytes = b"",
 ) -> Settling[str]:
     """Give deliveries back without a failure.
 
@@ -509,13 +510,16 @@ def release(
         places: Priority or due time of each message, which is its place in the queue.
         wait_ms: Wait before the next delivery, ms.
         extra: Commands that run before the calls.
+        event: Key of an event that ends the wait, or empty.
     """
 
     def build(
         keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
     ) -> Command[Any]:
         in_part = [places[p] for p in positions]
-        return scripts.release(context, keys, session, part.ids, part.scores, in_part, wait_ms)
+        return scripts.release(
+            context, keys, session, part.ids, part.scores, in_part, wait_ms, event
+        )
 
     # Each call puts its messages before all others, so the first thousand is sent last.
     return Settling(context, leases, build, _LETTERS, extra, last_first=wait_ms == 0)

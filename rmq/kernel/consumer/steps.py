@@ -12,7 +12,16 @@ from rmq.kernel.consumer.results import encode_value
 from rmq.kernel.consumer.settle import ConsumerPart, open_leases
 from rmq.kernel.core import steps as core_steps
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.steps import BEGUN, CURSOR, DONE, LOST, Step, decode_steps, value_of
+from rmq.kernel.core.steps import (
+    BEGUN,
+    CURSOR,
+    DONE,
+    LOST,
+    Step,
+    decode_steps,
+    split_events,
+    value_of,
+)
 from rmq.kernel.delivery.dispositions import Reject
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.results import scripts
@@ -168,7 +177,7 @@ class DeliverySteps(ConsumerPart):
             is_first,
         )  # fmt: skip
         if is_first and reply.code != StepCode.LOST and delivery.steps is None:
-            delivery.steps = {each.name: each for each in decode_steps(reply.entry)}
+            delivery.steps, _ = split_events(decode_steps(reply.entry))
         return reply.code
 
 

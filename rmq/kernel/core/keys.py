@@ -7,6 +7,7 @@ Redis Cluster. `lua/README.md` describes the keys for people.
 from __future__ import annotations
 
 import re
+import zlib
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core.ids import MessageId, topic_check
@@ -33,6 +34,7 @@ TYPES = {
     "targets": "zset",
     "results": "hash",
     "keeping": "zset",
+    "waits": "zset",
     "batch": "hash",
     "claim": "string",
     "query": "hash",
@@ -45,6 +47,9 @@ TYPES = {
     "schedules": "hash",
     "schedule_times": "zset",
     "sink": "hash",
+    "event": "string",
+    "waiters": "zset",
+    "undelivered": "zset",
     "topic": "hash",
     "history": "hash",
     "topics": "set",
@@ -90,7 +95,7 @@ class SlotKeys:
         "index", "keeping", "leases", "merge", "middle", "pending",
         "prepare", "queries", "query_stem", "querylog_stem", "querymarks_stem", "rates", "records",
         "results", "settled0", "settled1", "slot", "stage_stem", "store", "targets", "topic",
-        "trash",
+        "trash", "waits",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -118,6 +123,7 @@ class SlotKeys:
         self.targets = stem + b"targets"
         self.results = stem + b"results"
         self.keeping = stem + b"keeping"
+        self.waits = stem + b"waits"
         self.claim_stem = stem + b"claim:"
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"
@@ -149,6 +155,30 @@ class SlotKeys:
     def id_of(self, member: bytes) -> MessageId:
         """Return the id of a message from its name in the sorted sets of the slot."""
         return MessageId(member[:8] + self.middle + member[8:])
+
+
+EVENT_SLOTS = 64
+
+
+class EventKeys:
+    """The keys of one event. Events belong to no topic, and have slots of their own.
+
+    The CRC-32 of the event's key chooses the slot.
+    """
+
+    __slots__ = ("event", "key", "undelivered", "waiters")
+
+    def __init__(self, prefix: str, key: bytes) -> None:
+        stem = events_stem(prefix, zlib.crc32(key) % EVENT_SLOTS)
+        self.key = key
+        self.event = stem + b"event:" + key
+        self.waiters = stem + b"waiters:" + key
+        self.undelivered = stem + b"undelivered"
+
+
+def events_stem(prefix: str, index: int) -> bytes:
+    """Return the first part of the keys of a slot of events. No topic can have this hash tag."""
+    return f"{prefix}:{{events:{index}}}:".encode()
 
 
 def topic_key(prefix: str, topic: str) -> bytes:

@@ -227,7 +227,8 @@ class Message:
         share_key: Share key that the message was sent with, or None.
         weight: Weight that the message was sent with, or None without a group.
         failure_entry: Failed attempts as Redis stores them. `attempts` decodes them.
-        step_entry: Steps as Redis stores them, read by `get` only. `steps` decodes them.
+        step_entry: Steps and events as Redis stores them, read by `get` only. `steps` decodes them.
+        waits_for: Key of the event for which the message is suspended, read by `get` only, or None.
     """
 
     id: MessageId
@@ -252,14 +253,15 @@ class Message:
     weight: int | None = None
     failure_entry: bytes = field(default=b"", repr=False)
     step_entry: bytes = field(default=b"", repr=False)
+    waits_for: str | None = None
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The recorded parts of a handler's work (steps), in order, and the saved cursor.
+        """The recorded parts of a handler's work (steps), the saved cursor, and the events.
 
-        The steps are in the order in which they began.
+        The steps are in the order in which they began, the events in the order in which they came.
 
-        The steps are decoded at each access. `peek` does not read steps.
+        They are decoded at each access. `peek` does not read them.
         """
         return tuple(decode_steps(self.step_entry))
 

@@ -7,32 +7,38 @@ codec in one byte, and the value as this codec encoded it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, cast
 
-from rmq.errors import DecodeError, InvalidType, InvalidValue
-from rmq.kernel.core.codec import decode
+from rmq.errors import DecodeError, InvalidType, InvalidValue, PayloadTooLarge
+from rmq.kernel.core.codec import Codec, Offloaded, decode
 from rmq.kernel.core.score import moment
 
 ENTRY_BYTES = 64 * 1024  # default limit for the steps of a message
 ENTRY_MOST = 1024 * 1024
+EVENT_BYTES = 256 * 1024  # of the encoded body of an event
 STEPS_MOST = 1000
 NAME_BYTES = 255
-BEGUN, DONE, LOST, CURSOR = b"b", b"d", b"l", b"c"
-_STATES = {BEGUN: "begun", DONE: "done", LOST: "lost", CURSOR: "cursor"}
+BEGUN, DONE, LOST, CURSOR, EVENT, TIMED_OUT = b"b", b"d", b"l", b"c", b"e", b"t"
+_STATES = {
+    BEGUN: "begun", DONE: "done", LOST: "lost", CURSOR: "cursor", EVENT: "event",
+    TIMED_OUT: "timed_out",
+}  # fmt: skip
 _SIZES = struct.Struct(">6sI")  # time and size of the data, after the name
 
-State = Literal["begun", "done", "lost", "cursor"]
+State = Literal["begun", "done", "lost", "cursor", "event", "timed_out"]
 
 
 class Step(NamedTuple):
-    """A recorded part of the work on a message, or the cursor that its handler saved.
+    """A recorded part of the work on a message, the cursor of its handler, or an event.
 
     Attributes:
-        name: Name of the step. Empty for the cursor.
-        state: "begun", "done", "lost" (done, but its value could not be stored), or "cursor".
-        at: Time of the change to this state, by the clock of Redis.
+        name: Name of the step, or key of the event. Empty for the cursor.
+        state: "begun", "done", "lost" (done, but its value could not be stored), "cursor", "event"
+            (the message waited for it, and it came), or "timed_out" (it did not come in time).
+        at: Time of the change to this state, by the clock of Redis. Of an event, time of the
+            signal.
         data: The encoded value, or empty.
     """
 
@@ -43,12 +49,48 @@ class Step(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The value that the step returned, or the cursor. None if there is no value.
+        """The value that the step returned, the cursor, or the event's body. None without a value.
 
         Raises:
             DecodeError: The value cannot be decoded.
         """
         return decode(self.data[0], self.data[1:]) if self.data else None
+
+
+class Event(NamedTuple):
+    """The end of a message's wait for an event.
+
+    Attributes:
+        key: Key of the event.
+        timed_out: Whether the time limit ended before the event came.
+        at: Time of the signal, or of the end of the time limit, by the clock of Redis.
+        data: The encoded body, or empty.
+    """
+
+    key: str
+    timed_out: bool
+    at: datetime
+    data: bytes = b""
+
+    @property
+    def body(self) -> Any:
+        """The body that `signal` gave. None if there is none, or the time limit ended.
+
+        Raises:
+            DecodeError: The body cannot be decoded.
+        """
+        return decode(self.data[0], self.data[1:]) if self.data else None
+
+
+def split_events(items: Iterable[Step]) -> tuple[dict[str, Step], dict[str, Event]]:
+    """Split the items of a message into its steps, with the cursor, and its events. By name."""
+    steps, events = {}, {}
+    for item in items:
+        if item.state in ("event", "timed_out"):
+            events[item.name] = Event(item.name, item.state == "timed_out", item.at, item.data)
+        else:
+            steps[item.name] = item
+    return steps, events
 
 
 def decode_steps(entry: bytes) -> Iterator[Step]:
@@ -68,17 +110,43 @@ def decode_steps(entry: bytes) -> Iterator[Step]:
 
 def check_name(name: object) -> bytes:
     """Check the name of a step, and return its bytes."""
-    if not isinstance(name, str):
-        raise InvalidType(f"name: {type(name).__name__}; give the name of the step as a str")
+    return _check_text(name, "name", "the name of the step")
+
+
+def check_event_key(key: object) -> bytes:
+    """Check the key of an event, and return its bytes."""
+    return _check_text(key, "key", "the key of the event")
+
+
+def _check_text(text: object, field: str, what: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidType(f"{field}: {type(text).__name__}; give {what} as a str")
     try:
-        encoded = name.encode()
+        encoded = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidValue(f"name: {name!r} has characters that UTF-8 cannot encode") from error
+        raise InvalidValue(f"{field}: {text!r} has characters that UTF-8 cannot encode") from error
     if not 0 < len(encoded) <= NAME_BYTES:
-        raise InvalidValue(
-            f"name: {len(encoded)} bytes; give a step a name of 1 to {NAME_BYTES} bytes"
-        )
+        raise InvalidValue(f"{field}: {len(encoded)} bytes; {what} has 1 to {NAME_BYTES} bytes")
     return encoded
+
+
+def encode_event(codec: Codec, body: object) -> bytes:
+    """Encode the body of an event: the number of the codec in one byte, and the body.
+
+    Raises:
+        EncodeError: The codec cannot encode the body.
+        PayloadTooLarge: The encoded body has more than EVENT_BYTES.
+    """
+    codec = codec.inner if isinstance(codec, Offloaded) else codec
+    if body is None:
+        return b""
+    data = codec.encode(body)
+    if len(data) > EVENT_BYTES:
+        raise PayloadTooLarge(
+            f"body: {len(data)} bytes; an event has at most {EVENT_BYTES}. Store the data "
+            "elsewhere, and signal where they are"
+        )
+    return bytes((codec.number,)) + data
 
 
 def value_of(step: Step, message: object) -> Any:

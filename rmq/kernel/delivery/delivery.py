@@ -24,6 +24,7 @@ from rmq.kernel.core.groups import GROUP_MARK, share_in
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, Receipt, refuse_unknown
 from rmq.kernel.core.score import moment
+from rmq.kernel.core.steps import Event
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.delivery.dispositions import DISPOSITIONS, FollowUp, with_topics
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
@@ -141,6 +142,16 @@ class DeliveryData:
     def batch_counts(self) -> BatchCounts | None:
         """How the members of a batch have ended, if this message is its callback. Else None."""
         return counts_in(self.marks)
+
+    @property
+    def events(self) -> Mapping[str, Event]:
+        """The events for which the message has waited, by key. The newest is the last one."""
+        return self._inner.events or {}
+
+    @property
+    def event(self) -> Event | None:
+        """The event that ended the message's last wait. None if it has waited for no event."""
+        return next(reversed(self._inner.events.values())) if self._inner.events else None
 
     @property
     def schedule_time(self) -> datetime | None:

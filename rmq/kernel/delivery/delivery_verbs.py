@@ -15,7 +15,14 @@ from rmq.kernel.core.callers import APART, Coalescer, same_error
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.dispositions import FollowUp, Reject, Retry, Snooze
+from rmq.kernel.delivery.dispositions import (
+    FollowUp,
+    Reject,
+    Retry,
+    Snooze,
+    WaitFor,
+    wait_problem,
+)
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.transport.flow.coalescing import coalesced
 from rmq.kernel.transport.flow.steps import Flow
@@ -127,6 +134,8 @@ class DeliveryVerbs:
 
     def settle_after(self, error: BaseException | None, delivery: InnerDelivery) -> SettlingFlow:
         """Settle a delivery after its `with` block, according to the error that ended the block."""
+        if isinstance(error, WaitFor):
+            return self._wait_for(error, delivery)
         if error is None or self.flows.at_most_once:
             return self.ack(delivery)
         if isinstance(error, Snooze):
@@ -138,6 +147,12 @@ class DeliveryVerbs:
         if isinstance(error, Exception) and not isinstance(error, Cancelled):
             return self.nack(delivery, None, error)
         return self.release(delivery, 0)  # Ctrl-C and a cancellation are no failures
+
+    def _wait_for(self, error: WaitFor, delivery: InnerDelivery) -> SettlingFlow:
+        problem = wait_problem(delivery, error.event, self.flows.context.step_bytes)
+        if problem is not None:
+            return self.nack(delivery, None, problem)
+        return self.flows.release([delivery], error.delay, error.event)
 
     def _reject_by(self, error: Reject, delivery: InnerDelivery) -> SettlingFlow:
         try:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rmq.errors import Cancelled, InvalidType
+from rmq.errors import Cancelled, InvalidType, InvalidValue, PayloadTooLarge, RMQError
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.core.validation import Duration
+from rmq.kernel.core.steps import check_event_key
+from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, duration_ms
+from rmq.kernel.delivery.inner_delivery import InnerDelivery
 
 FollowUp = Outgoing | tuple[Any, Outgoing]  # a message, or a topic and a message
 
@@ -79,6 +81,51 @@ class Snooze(Exception):
     def __init__(self, delay: Duration) -> None:
         super().__init__(delay)
         self.delay = delay
+
+
+class WaitFor(Snooze):
+    """Raise it in a handler or `with delivery` to suspend the message until an event comes.
+
+    `client.signal(key)` ends the wait. The handler then runs again from the top, and finds the
+    event in `d.events`. Suspending a message uses up no retry.
+
+    Args:
+        key: Key of the event, a text of 1 to 255 bytes.
+        timeout: Time limit, seconds or timedelta, at most 10 years. At its end, the message is
+            delivered again with an event that has `timed_out`.
+
+    Raises:
+        InvalidType, InvalidValue: The key or the time limit is not valid.
+    """
+
+    def __init__(self, key: str, timeout: Duration) -> None:
+        super().__init__(timeout)
+        self.key = key
+        self.event = check_event_key(key)
+        duration_ms(timeout, "timeout", high_ms=TEN_YEARS_MS)  # an error is raised at this line
+
+
+def wait_problem(delivery: InnerDelivery, event: bytes, most: int) -> RMQError | None:
+    """Return the error if the message of a delivery cannot wait for an event, else None.
+
+    Args:
+        delivery: The delivery.
+        event: Key of the event.
+        most: Largest size of the steps and events of a message, in bytes.
+    """
+    key = event.decode()
+    found = (delivery.events or {}).get(key)
+    if found is not None and not found.timed_out:
+        return InvalidValue(
+            f"key: {delivery.id} has got the event {key!r} already; read it in d.events, and raise "
+            "rmq.WaitFor only for a key that is not there"
+        )
+    if delivery.entry_bytes > most:
+        return PayloadTooLarge(
+            f"the steps and events of {delivery.id} have {delivery.entry_bytes} bytes, more than "
+            f"{most}, so it cannot wait for another event; see step_bytes of client.topic"
+        )
+    return None
 
 
 class Reject(Exception):

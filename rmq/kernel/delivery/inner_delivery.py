@@ -17,7 +17,7 @@ from rmq.kernel.core.groups import GROUP_MARK, group_in
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import moment, receipt_deadline_ms, receipt_retries_left
-from rmq.kernel.core.steps import Step
+from rmq.kernel.core.steps import Event, Step, decode_steps, split_events
 from rmq.kernel.delivery.claim import Claim
 
 OPEN, SETTLED, LOST = 0, 1, 2
@@ -78,6 +78,9 @@ class InnerDelivery:
         steps: Steps of earlier attempts by name, and the cursor under the name ''. None if they
             were not read yet.
         steps_called: Names of the steps that this attempt has called.
+        events: Events that the message has waited for, by key. The last one is the newest. None if
+            there are none.
+        entry_bytes: Size of the steps and events, if the message has waited for an event.
     """
 
     origin: BatchOrigin
@@ -97,6 +100,13 @@ class InnerDelivery:
     progress_at: float = 0.0
     steps: dict[str, Step] | None = None
     steps_called: frozenset[str] = frozenset()
+    events: dict[str, Event] | None = None
+    entry_bytes: int = 0
+
+    def add_steps(self, entry: bytes) -> None:
+        """Add the steps and events of a message that has waited for an event."""
+        self.steps, self.events = split_events(decode_steps(entry))
+        self.entry_bytes = len(entry)
 
     @property
     def is_cancelled(self) -> bool:

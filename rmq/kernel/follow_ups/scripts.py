@@ -259,6 +259,7 @@ class PendingReply(NamedTuple):
     entries: int
     targets: int
     ends: int  # ends of batch members that are not reported to their batches yet
+    checks: int  # suspended messages that are to be registered with their events
     page: list[PendingTarget]
 
 
@@ -266,13 +267,13 @@ def pending(keys: SlotKeys, offset: int = 0, limit: int = 1000) -> Command[Pendi
     """List the target slots of the pending follow-ups of a slot."""
 
     def parse(reply: list[Any]) -> PendingReply:
-        rows = zip(reply[4::4], reply[5::4], reply[6::4], reply[7::4], strict=True)
+        rows = zip(reply[5::4], reply[6::4], reply[7::4], reply[8::4], strict=True)
         page = [PendingTarget(target.decode(), *numbers) for target, *numbers in rows]
-        return PendingReply(reply[0], reply[1], reply[2], reply[3], page)
+        return PendingReply(reply[0], reply[1], reply[2], reply[3], reply[4], page)
 
     return Command(
         script_loader.load("pending"),
-        (keys.slot, keys.pending, keys.targets, keys.keeping),
+        (keys.slot, keys.pending, keys.targets, keys.keeping, keys.waits),
         [clock.now_us, offset, limit],
         parse,
     )

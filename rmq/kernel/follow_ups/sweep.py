@@ -1,4 +1,4 @@
-"""Send the pending follow-ups, and report the ends of batch members, that no process has sent.
+"""Do what a process that died has left: send follow-ups, report ends, register suspended messages.
 
 The process that acks a message sends its follow-ups at once. If this process dies, they stay
 pending. Consumers of the topic and `rmq server` look for them regularly: they sweep the slots.
@@ -15,6 +15,7 @@ from rmq.kernel.batches import ends
 from rmq.kernel.core import record
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
+from rmq.kernel.events import flows as events
 from rmq.kernel.follow_ups import flows, scripts
 from rmq.kernel.follow_ups.encode import target_of
 from rmq.kernel.topic import opening
@@ -52,9 +53,11 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
     for place, (keys, reply) in enumerate(zip(slots, replies, strict=True), first):
         if is_master_away(reply):
             continue
-        context.had_pending |= reply.entries + reply.ends > 0
+        context.had_pending |= reply.entries + reply.ends + reply.checks > 0
         if reply.ends:
             yield from try_report(context, keys)
+        if reply.checks:
+            yield from try_register(context, keys)
         for each in reply.page:
             if time.monotonic() - began > SWEEP_MOST_S:
                 return place
@@ -99,6 +102,22 @@ def try_report(context: TopicContext, keys: SlotKeys) -> Flow[None]:
             yield from send_slot(target_of(context, topic)[0], slot)
     except RMQError as error:
         log.debug("topic %r: ends of members are reported later: %s", context.name, error)
+
+
+def register_waits(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
+    """Register suspended messages with their events. Errors are logged: a later sweep does it."""
+    context.had_pending = True
+    for index in sorted({delivery.origin.keys.index for delivery in deliveries}):
+        if index < len(context.slots):
+            yield from try_register(context, context.slots[index])
+
+
+def try_register(context: TopicContext, keys: SlotKeys) -> Flow[None]:
+    """Register the suspended messages of a slot with their events. Errors are logged."""
+    try:
+        yield from events.register(context.prefix, keys)
+    except RMQError as error:
+        log.debug("topic %r: suspended messages are registered later: %s", context.name, error)
 
 
 def send_slot(context: TopicContext, slot: int) -> Flow[None]:

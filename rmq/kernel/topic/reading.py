@@ -76,6 +76,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
             message_id, queue, message_id.slot, 0, member.record, None, None, None, None, {},
             deliveries, deadline, died, last_failure, member.score, str(error),
             failure_entry=member.failure, step_entry=member.steps,
+            waits_for=awaited_key(member),
         )  # fmt: skip
     unreadable = ""
     body: Any
@@ -94,7 +95,14 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         record.shown_headers(entry.headers), deliveries, deadline, died, last_failure, member.score,
         unreadable, entry.headers.get(record.TYPE_MARK), group_in(group_header),
         share_in(group_header), weight_in(group_header), member.failure, member.steps,
+        awaited_key(member),
     )  # fmt: skip
+
+
+def awaited_key(member: QueueMember) -> str | None:
+    """Return the key of the event for which a message is suspended, or None."""
+    is_waiting = member.queue == "store" and member.wait.startswith(WAITING)
+    return member.wait[WAIT_HEAD:].decode("utf-8", "replace") if is_waiting else None
 
 
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
@@ -209,6 +217,7 @@ def marks_of(member: QueueMember) -> dict[str, str | None]:
     return {"type": headers.get(record.TYPE_MARK), "group": group_in(headers.get(GROUP_MARK))}
 
 
+WAITING, WAIT_HEAD = b"w", 7  # a wait as lua/lib/events/waits describes it
 FETCH_BYTES = 4 * 1024 * 1024  # bodies in one command, so that Redis is not busy for long
 
 

@@ -44,6 +44,7 @@ STATS = (
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
     "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
     "groups_paused", "groups_held", "pending", "pending_ms", "results", "now_ms",
+    "suspended",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ class QueueMember(NamedTuple):
     newest: int  # acceptance number of the slot's newest message
     lease_end_ms: int | None = None  # end of its shared lease
     steps: bytes = b""  # of `get` only
+    wait: bytes = b""  # of `get` only: its wait for an event
 
 
 class SlotCounts(NamedTuple):
@@ -114,6 +116,7 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
             reply[4],
             reply[5] or None,
             reply[6],
+            reply[7],
         )
 
     return Command(
@@ -376,7 +379,7 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
             keys.rates, keys.trash, keys.deaths, keys.arrivals, keys.pending, keys.targets,
-            keys.results, keys.keeping,
+            keys.results, keys.keeping, keys.waits,
         ),
         [created, "" if most is None else most],
         lambda reply: SlotDeleteReply(*reply),

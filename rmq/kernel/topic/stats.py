@@ -24,6 +24,7 @@ GAUGES = {
     "due": "waiting, timed and due",
     "retries": "waiting to be retried at once",
     "later": "not due yet",
+    "suspended": "of these, waiting for an event",
     "in_flight": "in flight",
     "dead": "dead letters",
     "merge_windows": "open merge windows",

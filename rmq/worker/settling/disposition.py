@@ -20,7 +20,14 @@ from rmq.kernel.core.retry import Policy, draw_wait_ms
 from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.kernel.delivery.delivery import DeliveryData
-from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then
+from rmq.kernel.delivery.dispositions import (
+    Reject,
+    Retry,
+    Snooze,
+    Then,
+    WaitFor,
+    wait_problem,
+)
 from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler
@@ -40,6 +47,7 @@ class Disposition(NamedTuple):
         kind: Reason of a rejection: "r" the handler rejected the message, "u" the body does not fit
             the handler, "n" the message has no handler.
         then: Follow-ups of a rejection. The invoker later replaces them by encoded follow-ups.
+        event: Key of an event that ends the wait of a released message, or empty.
     """
 
     verb: Literal["ack", "nack", "reject", "release"]
@@ -47,6 +55,7 @@ class Disposition(NamedTuple):
     error: failure.Error = None
     kind: str = "r"
     then: Sequence[Any] = ()
+    event: bytes = b""
 
     @property
     def wait_ms(self) -> int | None:
@@ -141,6 +150,8 @@ def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseExcepti
     """Decide how to settle a delivery whose handler raised an error."""
     try:
         rule = handler.rule_for(error, delivery)
+        if isinstance(rule, WaitFor):
+            return Disposition("release", _seconds(rule.delay), event=rule.event)
         if isinstance(rule, Snooze):
             return Disposition("release", _seconds(rule.delay))
         if isinstance(rule, Reject):
@@ -320,7 +331,13 @@ class HandlerDispositions:
         """
         if delivery.is_cancelled:
             return RELEASE
-        return disposition_for(self._handler, self._show(delivery), error)
+        disposition = disposition_for(self._handler, self._show(delivery), error)
+        if disposition.event:
+            most = self._handler.context.step_bytes
+            problem = wait_problem(delivery, disposition.event, most)
+            if problem is not None:
+                return Disposition("nack", None, problem)
+        return disposition
 
     def of_wrapped(
         self, run: WrappedRun, delivery: InnerDelivery, raised: BaseException | None

@@ -299,14 +299,15 @@ class Settler:
 
     def _settle_others(self, dispositions: Sequence[tuple[InnerDelivery, Disposition]]) -> None:
         failed: dict[int | None, list[tuple[InnerDelivery, Any]]] = {}
-        released: dict[float, list[InnerDelivery]] = {}
+        released: dict[tuple[float, bytes], list[InnerDelivery]] = {}
         for delivery, disposition in dispositions:
             if disposition.verb == "ack":
                 self._settle("ack", [delivery], self._flows.ack)
             elif disposition.verb == "nack":
                 failed.setdefault(disposition.wait_ms, []).append((delivery, disposition.error))
             elif disposition.verb == "release":
-                released.setdefault(disposition.wait_s or 0.0, []).append(delivery)
+                wait = disposition.wait_s or 0.0, disposition.event
+                released.setdefault(wait, []).append(delivery)
             else:
                 reason, kind = disposition.error or "rejected", disposition.kind
                 self._settle(
@@ -325,8 +326,9 @@ class Settler:
             for delivery, error in pairs:
                 dead = "" if delivery.retries_left else ", and is a dead letter"
                 self._log_failure(delivery, f"failed{dead}", error)
-        for delay, deliveries in released.items():
-            self._settle("release", deliveries, partial(self._flows.release, delay=delay))
+        for (delay, event), deliveries in released.items():
+            release = partial(self._flows.release, delay=delay, event=event)
+            self._settle("release", deliveries, release)
 
     def _log_failure(self, delivery: InnerDelivery, what: str, error: failure.Error) -> None:
         """Log a failure to settle in one line. At log level DEBUG, also log the traceback."""

@@ -1,0 +1,96 @@
+--[[
+event_deliver: give an event to messages that wait for it, so that they can be received at once.
+`prepare` is only read.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   key                  of the event
+ARGV[5]   at                   time of the signal, epoch ms
+ARGV[6]   data                 the number of a codec in one byte, and the body
+ARGV[7..] n members (13 bytes each), 1 to 100
+Returns   number of messages that got the event. The others do not wait for it, or no longer
+Cost      O(n log L + size of their steps), L = members of the slot
+Atomic    A message goes to the front of its priority. In a slot with groups it becomes due, and
+          goes to its group. In a slot in order it goes to its old place, and the slot no longer
+          waits for it. Redis refuses the first write at maxmemory. A second run finds no message
+          that waits.
+]]
+--- @keys slot store prepare records bodies waits
+--- @include "lib/bounds"
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/events/add_event"
+--- @include "lib/events/waits"
+--- @include "lib/member"
+--- @include "lib/records/place_in_record"
+--- @include "lib/scores/score"
+--- @include "lib/scores/timed_score"
+--- @include "lib/wake/wake"
+local IDS_FROM, IDS_MOST = 7, 100
+local now = clock(ARGV[1])
+local key, data = ARGV[4], ARGV[6]
+local at = whole_number(ARGV[5], 0, NUMBER_MOST, 'at')
+local n = #ARGV - IDS_FROM + 1
+if n < 1 or n > IDS_MOST then
+  fail('ARG', 'members')
+end
+local ids = { unpack(ARGV, IDS_FROM) }
+for i = 1, n do
+  if #ids[i] ~= MEMBER then
+    fail('ARG', 'id')
+  end
+end
+local created, waiting, blocked, front, grouped, holder, timed_priority =
+  unpack(redis.call('HMGET', slot, 'created', 'waiting', 'blocked', 'front', 'groups', 'holder',
+    'timed_priority'))
+if not created then
+  return 0 -- the topic was deleted
+end
+redis.call('ZCARD', prepare)
+redis.call('ZCARD', waits)
+front = tonumber(front or 0)
+
+-- Let a message that waits for its time limit be received at once.
+--- @inline
+local function make_due(id)
+  local record = redis.call('HGET', records, id)
+  local place = place_in_record(record)
+  local score
+  if grouped or not place then
+    score = next_timed_score(now, 1)
+  else
+    if place >= PRIORITY_END then
+      place = tonumber(timed_priority or nil) or place
+    end
+    front = front - 1
+    score = front_score(place, front)
+    redis.call('HSET', slot, 'front', front)
+  end
+  redis.call('ZADD', store, score, id)
+end
+
+local names, count = nil, 0
+names = wait_names(ids)
+local found = redis.call('HMGET', bodies, unpack(names))
+for i = 1, n do
+  local id, wait = ids[i], found[i]
+  local awaited
+  awaited = awaited_key(wait)
+  local score = awaited == key and tonumber(redis.call('ZSCORE', store, id) or nil)
+  if score then
+    add_event(id, 'e', key, at, data)
+    end_wait(id, wait)
+    redis.call('ZREM', waits, id)
+    if score >= TIMED_MIN then
+      make_due(id)
+    elseif holder == id then
+      redis.call('HDEL', slot, 'holder')
+    end
+    count = count + 1
+  end
+end
+if count > 0 and (is_awaited(waiting, now) or is_awaited(blocked, now)) then
+  wake(ARGV[2], ARGV[3])
+end
+return count

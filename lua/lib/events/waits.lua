@@ -1,0 +1,43 @@
+--[[
+Messages that wait for an event. If a handler raises WaitFor, its message is suspended: it goes back
+to the StoreQueue, and is due when its time limit ends. An event with its key makes it due earlier.
+
+The field `<member>w` of `bodies` has the wait of a message:
+
+  byte 1      w waiting; o over: the event came, or the time limit ended
+  bytes 2-7   since when, epoch ms
+  rest        key of the event
+
+The events that a message got are items in the entry of its steps (lib/records/steps).
+
+Fields of the slot: `waited` has the number of messages with such a field, `suspended` how many of
+them wait. The field `large` counts them as well, so that the short forms of scripts are not used.
+The key `waits` has when a process next registers a waiting message with its event, epoch ms. It may
+also have members that no longer wait. event_checks removes these.
+]]
+--- @needs slot bodies
+local WAIT_HEAD = 7 -- bytes of a wait before the key
+local SUSPENDED = 'w'
+
+-- Return the names of the fields that have the waits of messages.
+--- @inline
+local function wait_names(ids)
+  local names = {}
+  for i = 1, #ids do
+    names[i] = ids[i] .. 'w'
+  end
+  return names
+end
+
+-- Return the key of the event for which a message waits; nil if it does not wait. `wait`: the value
+-- of the field, or false.
+--- @inline
+local function awaited_key(wait)
+  return wait and string.sub(wait, 1, 1) == SUSPENDED and string.sub(wait, WAIT_HEAD + 1) or nil
+end
+
+-- Note that the wait of a message is over.
+local function end_wait(id, wait)
+  redis.call('HSET', bodies, id .. 'w', 'o' .. string.sub(wait, 2))
+  redis.call('HINCRBY', slot, 'suspended', -1)
+end

@@ -1,0 +1,1 @@
+"""Events that suspended messages wait for: signal them, and deliver them to the messages."""

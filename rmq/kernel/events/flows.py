@@ -1,0 +1,150 @@
+"""Signal events, register the messages that wait for them, and deliver events to messages.
+
+An event and the messages that wait for it may be on different servers of a Cluster. So each step is
+a call of its own, which may be repeated. The process that suspends a message registers it with its
+event, and the process that signals an event delivers it. If such a process dies, another process
+finds the missing step in Redis: `register` and `deliver_pending` do it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Literal, NamedTuple
+
+from rmq.errors import RMQError, StorageError
+from rmq.kernel.core.keys import EVENT_SLOTS, EventKeys, SlotKeys, events_stem, wake_channel
+from rmq.kernel.events import scripts
+from rmq.kernel.events.scripts import CHECKS_MOST, DELIVER_MOST, Signalled
+from rmq.kernel.topic import clock
+from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
+from rmq.kernel.transport.lua.script_loader import plain
+
+log = logging.getLogger("rmq")
+
+EVENT_KEEP = timedelta(days=1)
+PAGE = 500  # waiters of one call
+CALL_BYTES = 4 * 1024 * 1024  # of all copies of an event in one call
+EVENTS_AT_ONCE = 100  # events of a slot that one call of `deliver_pending` delivers
+
+
+class SignalResult(NamedTuple):
+    """What `signal` has done.
+
+    Attributes:
+        state: "stored" if this is the first signal of the key, or "already" if the key has an event
+            whose keeping has not ended. A second signal does not change the event.
+        delivered: Number of messages that this call has let continue.
+    """
+
+    state: Literal["stored", "already"]
+    delivered: int
+
+
+def signal(prefix: str, key: bytes, data: bytes, keep_ms: int) -> Flow[SignalResult]:
+    """Signal an event, and deliver it to the messages that wait for it.
+
+    Args:
+        prefix: First part of every key of Redis.
+        key: Key of the event.
+        data: Number of a codec in one byte, and the encoded body.
+        keep_ms: For how long messages may still begin to wait for the event, ms.
+    """
+    keys = EventKeys(prefix, key)
+    event = yield scripts.event_signal(keys, data, keep_ms, PAGE)
+    delivered = yield from _deliver_all(prefix, keys, event)
+    return SignalResult("stored" if event.is_new else "already", delivered)
+
+
+def register(prefix: str, slot: SlotKeys) -> Flow[None]:
+    """Register the suspended messages of a slot with their events, if they are to be registered.
+
+    If the event of a message was signalled before, the message gets it now.
+    """
+    registered: list[bytes] = []
+    while True:
+        checks = yield scripts.event_checks(slot, registered, CHECKS_MOST)
+        if not checks:
+            return
+        by_key: dict[bytes, list[tuple[bytes, int]]] = {}
+        for member, key, until_ms in checks:
+            by_key.setdefault(key, []).append((_name_of(slot, member), until_ms))
+        replies = yield from pipeline(
+            [scripts.event_register(EventKeys(prefix, key), by_key[key]) for key in by_key]
+        )
+        failed: set[bytes] = set()
+        for key, event in zip(by_key, replies, strict=True):
+            if event.at_ms:
+                waiters = [name for name, _ in by_key[key]]
+                done, _ = yield from _deliver(prefix, key, event._replace(waiters=waiters))
+                failed.update(set(waiters) - set(done))
+        members = [check.member for check in checks]
+        registered = [member for member in members if _name_of(slot, member) not in failed]
+
+
+def deliver_pending(prefix: str) -> Flow[int]:
+    """Deliver the events whose process has died. Return the number of messages that got one."""
+    names = [events_stem(prefix, index) + b"undelivered" for index in range(EVENT_SLOTS)]
+    pages = yield from pipeline([_due(name) for name in names])
+    count = 0
+    for page in pages:
+        for key in page:
+            keys = EventKeys(prefix, key)
+            event = yield scripts.event_waiters(keys, [], PAGE)
+            count += yield from _deliver_all(prefix, keys, event)
+    return count
+
+
+def _due(name: bytes) -> Command[list[bytes]]:
+    """Read the keys of events whose delivery another process may continue."""
+    args = ["-inf", clock.now_ms(), "LIMIT", 0, EVENTS_AT_ONCE]
+    return Command(plain("ZRANGEBYSCORE"), (name,), args, list)
+
+
+def _name_of(slot: SlotKeys, member: bytes) -> bytes:
+    return b"%b:%d:%b" % (slot.topic.encode(), slot.index, member)
+
+
+def _deliver_all(prefix: str, keys: EventKeys, event: Signalled) -> Flow[int]:
+    """Deliver an event to all its waiters. Return how many messages got it.
+
+    Errors are logged, because the event is stored, and is delivered later.
+    """
+    count = 0
+    try:
+        while event.waiters:
+            done, got = yield from _deliver(prefix, keys.key, event)
+            count += got
+            if not done:
+                break
+            event = yield scripts.event_waiters(keys, done, PAGE)
+    except StorageError as error:
+        log.debug("event %r is delivered later: %s", keys.key, error)
+    return count
+
+
+def _deliver(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes], int]]:
+    """Deliver an event to messages.
+
+    Return the names of the messages that no longer wait for it, and how many got it now. A message
+    whose server cannot be reached is not among them.
+    """
+    by_slot: dict[tuple[str, int], list[bytes]] = {}
+    for name in event.waiters:
+        topic, index, _ = name.split(b":", 2)
+        by_slot.setdefault((topic.decode(), int(index)), []).append(name)
+    most = max(1, min(DELIVER_MOST, CALL_BYTES // (len(event.data) + 1)))
+    done: list[bytes] = []
+    count = 0
+    for (name_of_topic, slot), names in by_slot.items():
+        keys, channel = SlotKeys(prefix, name_of_topic, slot), wake_channel(prefix, name_of_topic)
+        for at in range(0, len(names), most):
+            page = names[at : at + most]
+            members = [name.split(b":", 2)[2] for name in page]
+            try:
+                count += yield scripts.event_deliver(keys, channel, key, event, members)
+            except RMQError as error:
+                log.debug("event %r: topic %r gets it later: %s", key, keys.topic, error)
+                break
+            done += page
+    return done, count

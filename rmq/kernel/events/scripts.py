@@ -1,0 +1,128 @@
+"""Build the commands for events, and for the messages that wait for them.
+
+`lua/lib/events/event.lua` and `lua/lib/events/waits.lua` describe what Redis stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rmq.kernel.core.ids import members_of
+from rmq.kernel.core.keys import EventKeys, SlotKeys
+from rmq.kernel.topic import clock
+from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.lua import script_loader
+
+CHECKS_MOST = 500  # messages of one call of `event_checks` or `event_register`
+DELIVER_MOST = 100  # messages of one call of `event_deliver`
+
+
+class Check(NamedTuple):
+    """A message that is to be registered with its event.
+
+    Attributes:
+        member: Name of the message in its slot.
+        key: Key of the event.
+        until_ms: End of the time limit, epoch ms.
+    """
+
+    member: bytes
+    key: bytes
+    until_ms: int
+
+
+class Signalled(NamedTuple):
+    """An event and the messages that wait for it, as a script reports them.
+
+    Attributes:
+        at_ms: Time of the signal, epoch ms. 0 if the event was not signalled.
+        data: Number of the codec in one byte, and the body.
+        waiters: Names of messages that have not got the event: `<topic>:<index>:<member>`.
+        is_new: Whether this call has stored the event.
+    """
+
+    at_ms: int
+    data: bytes
+    waiters: list[bytes]
+    is_new: bool = False
+
+
+def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Command[Signalled]:
+    """Store an event, unless its key has one. The result has its first waiters."""
+    return Command(
+        script_loader.load("event_signal"),
+        (keys.event, keys.waiters, keys.undelivered),
+        [clock.now_us, keys.key, data, keep_ms, limit],
+        lambda reply: Signalled(reply[1], reply[2], reply[3:], reply[0] == 1),
+    )
+
+
+def event_waiters(keys: EventKeys, delivered: Iterable[bytes], limit: int) -> Command[Signalled]:
+    """Forget waiters that got an event. The result has the next waiters."""
+    return Command(
+        script_loader.load("event_waiters"),
+        (keys.event, keys.waiters, keys.undelivered),
+        [clock.now_us, keys.key, limit, *delivered],
+        _signalled,
+    )
+
+
+def _signalled(reply: list[Any]) -> Signalled:
+    return Signalled(reply[0], reply[1], reply[2:])
+
+
+def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Command[Signalled]:
+    """Add messages to the waiters of an event, each with the end of its time limit in epoch ms.
+
+    If the event was signalled, the result has it, and nothing is added.
+    """
+    return Command(
+        script_loader.load("event_register"),
+        (keys.event, keys.waiters),
+        [clock.now_us, *(text for pair in waiters for text in pair)],
+        _signalled,
+    )
+
+
+def event_deliver(
+    keys: SlotKeys, channel: bytes, key: bytes, event: Signalled, members: Sequence[bytes]
+) -> Command[int]:
+    """Give an event to up to DELIVER_MOST messages of a slot. The result is how many got it."""
+    return Command(
+        script_loader.load("event_deliver"),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.bodies, keys.waits),
+        [clock.now_us, channel, keys.index, key, event.at_ms, event.data, *members],
+        int,
+    )
+
+
+def event_checks(keys: SlotKeys, registered: Iterable[bytes], limit: int) -> Command[list[Check]]:
+    """Note that messages of a slot are registered. The result has the next ones to register."""
+
+    def parse(reply: list[bytes]) -> list[Check]:
+        rows = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        return [Check(member, key, int(until_ms)) for member, key, until_ms in rows]
+
+    return Command(
+        script_loader.load("event_checks"),
+        (keys.slot, keys.store, keys.bodies, keys.waits),
+        [clock.now_us, limit, *registered],
+        parse,
+    )
+
+
+def event_read(
+    keys: SlotKeys, ids: Sequence[bytes], receipts: Sequence[float]
+) -> Command[list[bytes]]:
+    """Read the steps and events of deliveries.
+
+    The reply is limited to about 4 MiB, so it may have fewer items than `ids`, but at least one.
+    Call this again for the remaining deliveries.
+    """
+    return Command(
+        script_loader.load("event_read"),
+        (keys.slot, keys.prepare, keys.bodies, keys.waits),
+        [clock.now_us, *members_of(ids), *map(repr, receipts)],
+        list,
+    )
