@@ -55,6 +55,10 @@ COMMANDS = {
         "rmq.features.batches.cli:batch",
         "List, show, close and cancel batches: messages that end together.",
     ),
+    "signal": CommandEntry(
+        "rmq.features.events.cli:signal",
+        "Signal the event KEY with BODY, so that messages waiting for it continue. BODY is JSON.",
+    ),
     "stats": CommandEntry(
         "rmq.features.topic_admin.cli.stats:stats",
         "Show the counts of all topics, or all counts of one TOPIC.",

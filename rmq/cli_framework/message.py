@@ -129,6 +129,7 @@ def detail(
         fields = terminal_text.message_fields(message)
         fields["attempts"] = terminal_text.attempt_fields(message)
         fields["steps"] = terminal_text.step_fields(message)
+        fields["waits_for"] = message.waits_for
         if progress is not None:
             fields["progress"] = terminal_text.fields(progress)
         output.document(fields)
@@ -137,7 +138,7 @@ def detail(
         ("id", str(message.id)),
         (
             "queue",
-            message.queue + ("" if message.queue == "dead" else f" ({QUEUES[message.queue]})"),
+            message.queue + ("" if message.queue == "dead" else f" ({_state(message)})"),
         ),
         ("slot", str(message.slot)),
         ("offset", str(message.offset)),
@@ -153,6 +154,7 @@ def detail(
             else []
         ),
         *([("waits for", waits_for)] if waits_for else []),
+        *([("waits for event", message.waits_for)] if message.waits_for else []),
         ("deliveries", str(message.deliveries)),
     ]
     if message.deadline:
@@ -181,9 +183,13 @@ def detail(
     output.block("body", _whole(message.body))
 
 
+def _state(message: rmq.Message) -> str:
+    return "suspended" if message.waits_for else QUEUES[message.queue]
+
+
 def _step_line(step: rmq.Step) -> str:
     value = terminal_text.body_text(terminal_text.step_value(step)[0]) if step.data else ""
-    cells = f"{terminal_text.fine_clock(step.at):<24}  {step.state:<6}  "
+    cells = f"{terminal_text.fine_clock(step.at):<24}  {step.state.replace('_', ' '):<9}  "
     name = f"{terminal_text.neutral(step.name)} " if step.name else ""
     return tables.shorten((cells + name + value).rstrip(), tables.terminal_width() - INDENT)
 

@@ -197,7 +197,7 @@ class Attempt(Answer):
 
 
 class Step(Answer):
-    """A step of the work on a message, or the cursor of its handler. See `rmq.Step`."""
+    """A step of the work on a message, the cursor of its handler, or an event. See `rmq.Step`."""
 
     name: str
     state: steps.State
@@ -213,7 +213,8 @@ class StoredMessage(Answer):
         unreadable: Why the body could not be decoded (it is then shown as bytes), or an empty
             string if it was decoded.
         attempts: Failed attempts, newest first.
-        steps: Steps of the work and the saved cursor. Lists of messages have none.
+        steps: Steps of the work, the saved cursor and the events. Lists of messages have none.
+        waits_for: Key of the event for which the message is suspended, or null. Null in lists.
     """
 
     id: str
@@ -239,6 +240,7 @@ class StoredMessage(Answer):
     unreadable: str
     attempts: list[Attempt]
     steps: list[Step]
+    waits_for: str | None
 
 
 class Progress(Answer):

@@ -25,6 +25,7 @@ from rmq.features.claims import http as claims_http
 from rmq.features.dead_letters import http as dead_letters_http
 from rmq.features.dead_letters.jobs import http as jobs_http
 from rmq.features.doctor import http as doctor_http
+from rmq.features.events import http as events_http
 from rmq.features.follow_ups import http as follow_ups_http
 from rmq.features.groups import http as groups_http
 from rmq.features.messages import http as messages_http
@@ -164,7 +165,7 @@ TABLES = (
     jobs_http.TABLE, schedules_http.TABLE, queries_http.TABLE, claims_http.TABLE,
     audit_trail_http.TABLE, doctor_http.TABLE, audit_http.TABLE, TABLE,
     workers_http.TABLE, groups_http.TABLE, follow_ups_http.TABLE,
-    batches_http.TABLE,
+    batches_http.TABLE, events_http.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408

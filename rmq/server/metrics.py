@@ -93,6 +93,7 @@ class ServerMetrics:
         yield of_topics(metrics.GROUPS_HELD, lambda count: count["groups_held"])
         yield of_topics(metrics.PENDING, lambda count: count["pending"])
         yield of_topics(metrics.PENDING_AGE, lambda count: count["pending_ms"] / 1000)
+        yield of_topics(metrics.SUSPENDED, lambda count: count["suspended"])
         yield self._family(metrics.BATCHES_OPEN, [((), self._batches())])
         yield of_topics(metrics.PAUSED, lambda count: count["paused_ms"] > 0)
         yield of_topics(metrics.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)

@@ -17,6 +17,7 @@ from rmq.features.audit.service import Audits
 from rmq.features.batches.service import Batches
 from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
+from rmq.features.events.service import Events
 from rmq.features.follow_ups.service import FollowUps
 from rmq.features.messages.service import Rollback
 from rmq.features.offloaded.service import Offloading
@@ -94,6 +95,7 @@ class Server:
             Offloading(transport, self.survey),
             FollowUps(transport, self.survey),
             self.batches,
+            Events(transport, config.prefix),
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]

@@ -7,10 +7,11 @@ from rmq.kernel.follow_ups.sweep import SWEEP_S, sweep
 
 
 class FollowUps(SurveyedService):
-    """Sends pending follow-ups that no other process sends, also in topics without consumers.
+    """Does what processes that died have left in topics, also in topics without consumers.
 
-    The server regularly reads the counts of all topics. This service handles only topics whose
-    counts show pending follow-ups. If no follow-up is pending, it sends no command.
+    It sends follow-ups, reports the ends of batch members, and registers suspended messages with
+    their events. The server regularly reads the counts of all topics. This service handles only
+    topics whose counts show such work. Without any, it sends no command.
     """
 
     name = "follow_ups"
@@ -19,7 +20,11 @@ class FollowUps(SurveyedService):
     def run_once(self) -> int:
         """Send the follow-ups that are due. Return the number of handled topics."""
         topics = self._survey.topics
-        pending = [name for name, counts in topics.items() if counts.total["pending"]]
+        pending = [
+            name
+            for name, counts in topics.items()
+            if counts.total["pending"] or counts.total["suspended"]
+        ]
         for name in pending:
             with self._problems.apart(name, self.name):
                 first = 0

@@ -245,6 +245,9 @@ PENDING_AGE = Metric(
     "rmq_pending_oldest_seconds", "gauge", "s", ("topic",),
     "Time since the ack of the oldest follow-up that is not in its topic yet.",
 )  # fmt: skip
+SUSPENDED = Metric(
+    "rmq_suspended", "gauge", "messages", ("topic",), "Messages that wait for an event."
+)
 BATCHES_OPEN = Metric(
     "rmq_batches_open", "gauge", "batches", (), "Batches whose callback has not been sent."
 )
@@ -320,7 +323,7 @@ SERVICE_FAILURES = Metric(
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
     WORKERS_RUNNING, LONG_RUNS, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PENDING, PENDING_AGE,
-    BATCHES_OPEN, PAUSED, SENDS_PAUSED,
+    SUSPENDED, BATCHES_OPEN, PAUSED, SENDS_PAUSED,
     TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,

@@ -30,6 +30,7 @@ W = TypeVar("W", bound=str)
 _OPEN = ("topic", "slot")
 _ROLLBACK = ("rollback_expired_leases", "lease_rollback", "queries", "query_rollback")
 _SCHEDULES = ("schedules", "schedule_set")
+_WAITS = ("event_checks", "event_register", "event_deliver")  # to register suspended messages
 _MEMBERS = ("member_ends", "batch_end")  # to report the ends of members to their batches
 _CONSUMER = (
     *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "ack_then",
@@ -37,6 +38,7 @@ _CONSUMER = (
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
     "due_counts", "lateness_report", "result", "progress", "step", *_MEMBERS,
+    *_WAITS, "event_read",
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
@@ -51,7 +53,7 @@ _OPERATOR = (
     "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # to send the message of a schedule now
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
-    "batch_close", *_MEMBERS,
+    "batch_close", *_MEMBERS, *_WAITS, "event_signal", "event_waiters",
 )  # fmt: skip
 
 # The scripts of each role. The scripts of a viewer do not write if the topic exists.
@@ -63,6 +65,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
         "topic_resize", "slot_delete",  # to count waiting messages, and divide max_length again
         "batch_open", "batch_add", "batch_close", *_MEMBERS,
         "pending", "pending_send", "pending_settle",  # to send the callback of a batch
+        "event_signal", "event_waiters", "event_deliver",
     )),
     "consumer": frozenset(_CONSUMER),
     "worker": frozenset((
@@ -138,6 +141,7 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("leader", ("server",), ("operator", "viewer")),
     ("jobs", ("operator", "server"), ("viewer",)),
     ("batches", ("producer", "operator", "server"), ("viewer",)),
+    ("{events:*}:*", ("producer", "consumer", "worker", "operator", "server"), ()),
     ("audit_trail", ("operator", "server", "admin"), ("viewer",)),
     ("tokens", ("admin",), ("server",)),
     ("tokens_used", ("server", "admin"), ()),

@@ -1,0 +1,48 @@
+"""Events: signal them, so that suspended messages continue."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rmq.http_framework.operation import RequestContext, Table
+from rmq.http_framework.requests import Answer, Request, Seconds, show
+from rmq.kernel.core.access import Role
+
+TABLE = Table("events")
+
+
+class Signal(Request):
+    """An event to signal.
+
+    Attributes:
+        key: Key of the event, 1 to 255 bytes.
+        body: Body of the event. A handler finds it in `d.event.body`.
+        keep: For how long the event is kept for messages that begin to wait later, in seconds.
+    """
+
+    key: str
+    body: Any = None
+    keep: Seconds = 86400
+
+
+class Signalled(Answer):
+    """The result of a signal, with the fields of `rmq.SignalResult`.
+
+    Attributes:
+        state: "stored" if this was the first signal of the key. "already" if the key had an event,
+            so that this signal changed nothing.
+        delivered: Number of messages that continue because of this call.
+    """
+
+    state: Literal["stored", "already"]
+    delivered: int
+
+
+@TABLE.post("/events", role=Role.OPERATOR)
+async def signal_event(context: RequestContext, body: Signal) -> Signalled:
+    """Signal an event, so that the messages that wait for its key continue.
+
+    The call may be repeated: only the first signal of a key counts.
+    """
+    found = await context.client.signal(body.key, body.body, keep=body.keep)
+    return show(found, Signalled)
