@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "signal": CommandEntry(
         "rmq.features.events.cli:signal",
-        "Signal the event KEY with BODY, so that messages waiting for it continue. BODY is JSON.",
+        "Signal the event KEY with BODY, so that messages waiting for it continue.",
     ),
     "stats": CommandEntry(
         "rmq.features.topic_admin.cli.stats:stats",

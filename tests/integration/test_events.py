@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,9 +38,7 @@ def receive(topic: Any) -> list[Any]:
 
 
 @both_clients
-def test_a_signal_lets_a_message_continue_with_the_event(
-    api: Any, name: str, clock: Clock
-) -> None:
+def test_a_signal_lets_a_message_continue_with_the_event(api: Any, name: str, clock: Clock) -> None:
     topic = api.topic(name, slots=3)
     sent = topic.send({"order": 7})
     first = suspend(topic, name)
@@ -160,7 +159,8 @@ def test_a_message_with_full_steps_cannot_wait_again(client: rmq.Client, name: s
     suspend(topic, f"{name}-a")
     suspend(topic, f"{name}-b")
     found = topic.get(sent.id)
-    assert found is not None and found.failure is not None
+    assert found is not None
+    assert found.failure is not None
     assert "more than 1000" in found.failure.error
     assert found.waits_for is None
 
@@ -406,7 +406,7 @@ def test_a_registration_is_repeated_ever_more_rarely(
         assert [check.key for check in found] == [name.encode()]
         client._transport.run(_checks(slot, [found[0].member]))
     assert waits[0] == 300_000
-    assert all(after > 1.5 * before for before, after in zip(waits[1:], waits[2:], strict=False))
+    assert all(after > 1.5 * before for before, after in pairwise(waits[1:]))
 
 
 def _checks(slot: Any, registered: Any = ()) -> Any:

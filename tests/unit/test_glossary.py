@@ -62,6 +62,8 @@ PLAIN_ENGLISH = {
     "apply",
     # batches
     "add", "member",
+    # events that messages wait for
+    "signal", "deliver", "register", "waiters", "checks", "suspended", "for",
     # metrics
     "idle", "done", "event", "oldest", "slo", "wanted", "running",
     # streaming queries, as Spark and Kafka name them

@@ -23,8 +23,14 @@ from rmq.cli_framework.param_types import DURATION
 @click.argument("key")
 @click.argument("body", required=False)
 @click.option("--raw", is_flag=True, help="The body is plain text, not JSON.")
-@click.option("--keep", type=DURATION, help="Time for which the event is kept.  [1d]")
-def signal(key: str, body: str | None, raw: bool, keep: float | None) -> None:
+@click.option(
+    "--keep",
+    type=DURATION,
+    default="1d",
+    show_default=True,
+    help="Time for which the event is kept.",
+)
+def signal(key: str, body: str | None, raw: bool, keep: float) -> None:
     """Signal the event KEY with BODY, so that messages waiting for it continue. BODY is JSON.
 
     Only the first signal of a key counts. The event is kept for messages that begin to wait for it
@@ -40,7 +46,7 @@ def signal(key: str, body: str | None, raw: bool, keep: float | None) -> None:
                 f"body: {error}; quote it as JSON, or add --raw to send plain text"
             ) from None
     with common.client() as client:
-        found = client.signal(key, value) if keep is None else client.signal(key, value, keep=keep)
+        found = client.signal(key, value, keep=keep)
     if found.state == "stored":
         shown = f"signalled; messages that continue: {text.number(found.delivered)}"
     else:

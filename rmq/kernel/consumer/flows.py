@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from rmq.errors import (
     AlreadySettled,
-    ConfigurationError,
     DecodeError,
     InvalidType,
     InvalidValue,
@@ -298,10 +297,8 @@ class ConsumerFlows:
                 unreadable.append((lease, failure.encode(error, failure.this_worker())))
                 continue
             append(make(origin, ids[position], score, entry, fence, body))
-        if batch.entries:
-            for delivery in deliveries:
-                if delivery.raw_id in batch.entries:
-                    delivery.add_steps(batch.entries[delivery.raw_id])
+        for delivery in deliveries if batch.entries else ():
+            delivery.add_steps(batch.entries)
         return unreadable
 
     # --- settling --------------------------------------------------------------------------------
@@ -357,12 +354,7 @@ class ConsumerFlows:
         A delivery is skipped if an earlier call of the same verb got its reply late. In mode
         "at_most_once", Redis has settled all deliveries before, so only `ack` is possible.
 
-        Args:
-            verb: Name of the verb.
-            deliveries: Unsettled deliveries.
-            build: Function that makes the calls.
-            note: Function that records the reply and returns the lost deliveries. Default:
-                `_note_letters`.
+        `build` makes the calls. `note` records the reply and returns the lost deliveries.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -509,18 +501,9 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[InnerDelivery], delay: Duration, event: bytes = b""
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back without counting a failure.
-
-        With the key of an event, they wait until the event is signalled, or for `delay`.
-        """
+        """Give deliveries back without a failure. With the key of an event, they wait for it."""
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=not event)
-        given = list(deliveries)
-        if event and self.at_most_once:
-            raise ConfigurationError(
-                "WaitFor: an at_most_once delivery is settled when it is handed over, so its "
-                "message cannot wait for an event. Use mode='at_least_once'"
-            )
-        build = partial(self._build_release, wait_ms, event)
+        given, build = list(deliveries), partial(self._build_release, wait_ms, event)
         lost = yield from self._settle("release", given, build)
         if event:
             yield from sweep.register_waits(self.context, given)
@@ -529,8 +512,7 @@ class ConsumerFlows:
     def _build_release(
         self, wait_ms: int, event: bytes, given: list[InnerDelivery], leases: Leases
     ) -> Settling[str]:
-        places = [d.queue_position() for d in given]
-        extra = unclaim(self.context, given)
+        places, extra = [d.queue_position() for d in given], unclaim(self.context, given)
         return settle.release(self.context, leases, places, wait_ms, extra, event)
 
     def extend(

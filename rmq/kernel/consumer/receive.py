@@ -28,7 +28,7 @@ from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, Cre
 from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.record import queue_position
-from rmq.kernel.core.score import SHARED_S, receipt_score
+from rmq.kernel.core.score import SHARED_S
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.events.scripts import event_read
 from rmq.kernel.topic import opening, reading, tidy
@@ -470,7 +470,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 def _read_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[dict[bytes, bytes]]:
     """Read the steps and events of messages that have waited for an event, by message."""
-    leases = leases_of(keys, batch, state.context.settings.max_retries)
+    leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     entries: list[bytes] = []
     while len(entries) < len(leases.ids):
         at = len(entries)
@@ -581,7 +581,7 @@ def _release_undelivered(state: ReceiveState, fails_fast: bool) -> Flow[None]:
 def _release_batch(
     state: ReceiveState, keys: SlotKeys, batch: Batch, fails_fast: bool
 ) -> Flow[None]:
-    leases = leases_of(keys, batch, state.context.settings.max_retries)
+    leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     if not leases.ids:
         return
     rows = zip(batch.ids, batch.records, strict=True)
@@ -596,14 +596,3 @@ def _release_batch(
     except RMQError:
         if state.shared is not None:
             state.shared.retire(keys.index)  # refused: the leases expire
-
-
-def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
-    """Return the leases of the messages in a batch."""
-    leases = []
-    for position, message_id in enumerate(batch.ids):
-        if message_id:
-            left = batch.lefts[position] if batch.lefts else max_retries
-            score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
-            leases.append(settle.Lease(keys.index, message_id, score))
-    return settle.Leases.of(leases)

@@ -23,6 +23,7 @@ from rmq.kernel.consumer.claim_flows import ExtraCommands
 from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import receipt_score
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.follow_ups import scripts as follow_up_scripts
@@ -545,6 +546,17 @@ def extend(
         return scripts.extend(keys, session, part.ids, part.scores, lease_ms, read)
 
     return Settling(context, leases, build, _DEADLINES, extra)
+
+
+def leases_of(keys: SlotKeys, batch: scripts.Batch, max_retries: int) -> Leases:
+    """Return the leases of the messages in a batch."""
+    leases = []
+    for position, message_id in enumerate(batch.ids):
+        if message_id:
+            left = batch.lefts[position] if batch.lefts else max_retries
+            score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
+            leases.append(Lease(keys.index, message_id, score))
+    return Leases.of(leases)
 
 
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rmq.errors import Cancelled, RMQError, StorageError
+from rmq.errors import Cancelled, ConfigurationError, RMQError, StorageError
 from rmq.kernel.core import failure
 from rmq.kernel.core.callers import APART, Coalescer, same_error
 from rmq.kernel.core.ids import MessageId
@@ -149,6 +149,11 @@ class DeliveryVerbs:
         return self.release(delivery, 0)  # Ctrl-C and a cancellation are no failures
 
     def _wait_for(self, error: WaitFor, delivery: InnerDelivery) -> SettlingFlow:
+        if self.flows.at_most_once:
+            raise ConfigurationError(
+                "WaitFor: an at_most_once delivery is settled when it is handed over, so its "
+                "message cannot wait for an event. Use mode='at_least_once'"
+            )
         problem = wait_problem(delivery, error.event, self.flows.context.step_bytes)
         if problem is not None:
             return self.nack(delivery, None, problem)

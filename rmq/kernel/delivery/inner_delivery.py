@@ -103,10 +103,12 @@ class InnerDelivery:
     events: dict[str, Event] | None = None
     entry_bytes: int = 0
 
-    def add_steps(self, entry: bytes) -> None:
-        """Add the steps and events of a message that has waited for an event."""
-        self.steps, self.events = split_events(decode_steps(entry))
-        self.entry_bytes = len(entry)
+    def add_steps(self, entries: Mapping[bytes, bytes]) -> None:
+        """Add the steps and events of the message, if it is among these messages."""
+        entry = entries.get(self.raw_id)
+        if entry is not None:
+            self.steps, self.events = split_events(decode_steps(entry))
+            self.entry_bytes = len(entry)
 
     @property
     def is_cancelled(self) -> bool:

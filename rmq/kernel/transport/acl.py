@@ -263,7 +263,7 @@ def acl_rules(
         if writing and writing <= only.keys():
             some = sorted(set().union(*(only[role] for role in writing)))
             selectors.append(f"~{stem}:{name} " + " ".join(f"+{each}" for each in some))
-        elif writing:
+        elif writing and not (name.startswith("{") and "*" in patterns):  # `*` has it
             written.append(f"{stem}:{name}")
         if set(chosen) & set(readers) and not writing - only.keys():
             read.append(f"{stem}:{name}")

@@ -64,7 +64,7 @@ def test_a_call_carries_a_batch_at_most_and_the_last_is_released_first() -> None
     step = next(settle.release(context(1), leases(*[0] * count), [100] * count, 0).try_run())
 
     assert isinstance(step, Pipeline)
-    first_ids = [command.args[5] for command in step.commands]
+    first_ids = [command.args[6] for command in step.commands]
     assert first_ids == [b"%d" % BATCH_MAX, b"0"]
 
 

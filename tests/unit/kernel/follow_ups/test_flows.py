@@ -16,8 +16,8 @@ from rmq.kernel.topic.sessions import ReplaySessions
 from rmq.kernel.transport.flow.steps import Command, Pipeline
 from tests.unit.monotonic import Clock
 
-NONE = PendingReply(1_000, 0, 0, 0, [])
-SOME = PendingReply(1_000, 2, 2, 0, [PendingTarget(f"other:{n}", 0, 1, 1) for n in range(2)])
+NONE = PendingReply(1_000, 0, 0, 0, 0, [])
+SOME = PendingReply(1_000, 2, 2, 0, 0, [PendingTarget(f"other:{n}", 0, 1, 1) for n in range(2)])
 ENTRIES = SettleReply(b"1", [entry_of(1, bytes(17))])
 SENT = SettleReply(b"", [])
 
