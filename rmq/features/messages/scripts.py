@@ -42,7 +42,7 @@ def reschedule(
     """Give a waiting message another due time. A number below 1e12 in `due` is a delay in ms."""
     return Command(
         script_loader.load("reschedule"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.bodies),
         [clock.now_us, session.call, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
     )  # fmt: skip

@@ -78,7 +78,7 @@ def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScan
     """Search a page of a slot for older messages."""
     return Command(
         script_loader.load("resize_scan"),
-        (keys.slot, keys.store, keys.prepare, keys.records),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.bodies),
         [clock.now_us, keys.created, cursor, limit],
         lambda reply: ResizeScanReply(*reply),
     )

@@ -138,13 +138,14 @@ def _deliver(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes
     count = 0
     for (name_of_topic, slot), names in by_slot.items():
         keys, channel = SlotKeys(prefix, name_of_topic, slot), wake_channel(prefix, name_of_topic)
-        for at in range(0, len(names), most):
-            page = names[at : at + most]
-            members = [name.split(b":", 2)[2] for name in page]
+        at = 0
+        while at < len(names):
+            members = [name.split(b":", 2)[2] for name in names[at : at + most]]
             try:
-                count += yield scripts.event_deliver(keys, channel, key, event, members)
+                reply = yield scripts.event_deliver(keys, channel, key, event, members)
             except RMQError as error:
                 log.debug("event %r: topic %r gets it later: %s", key, keys.topic, error)
                 break
-            done += page
+            done += names[at : at + reply.seen]
+            at, count = at + reply.seen, count + reply.count
     return done, count

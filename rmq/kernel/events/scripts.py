@@ -48,6 +48,18 @@ class Signalled(NamedTuple):
     is_new: bool = False
 
 
+class Delivered(NamedTuple):
+    """What `event_deliver` has done.
+
+    Attributes:
+        count: Number of messages that got the event.
+        seen: How many of the members the call has looked at, from the first on.
+    """
+
+    count: int
+    seen: int
+
+
 def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Command[Signalled]:
     """Store an event, unless its key has one. The result has its first waiters."""
     return Command(
@@ -87,13 +99,16 @@ def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Com
 
 def event_deliver(
     keys: SlotKeys, channel: bytes, key: bytes, event: Signalled, members: Sequence[bytes]
-) -> Command[int]:
-    """Give an event to up to DELIVER_MOST messages of a slot. The result is how many got it."""
+) -> Command[Delivered]:
+    """Give an event to up to DELIVER_MOST messages of a slot.
+
+    A call stops after about 4 MiB of events and steps. Call this again for the remaining members.
+    """
     return Command(
         script_loader.load("event_deliver"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.bodies, keys.waits),
+        (keys.slot, keys.store, keys.records, keys.bodies, keys.waits),
         [clock.now_us, channel, keys.index, key, event.at_ms, event.data, *members],
-        int,
+        lambda reply: Delivered(*reply),
     )
 
 

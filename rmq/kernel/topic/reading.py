@@ -217,7 +217,7 @@ def marks_of(member: QueueMember) -> dict[str, str | None]:
     return {"type": headers.get(record.TYPE_MARK), "group": group_in(headers.get(GROUP_MARK))}
 
 
-WAITING, WAIT_HEAD = b"w", 7  # a wait as lua/lib/events/waits describes it
+WAITING, WAIT_HEAD = b"w", 13  # a wait as lua/lib/events/waits describes it
 FETCH_BYTES = 4 * 1024 * 1024  # bodies in one command, so that Redis is not busy for long
 
 
