@@ -4,8 +4,7 @@ get: read one message, whichever queue it is in. Changes nothing.
 ARGV[1]   member               13 bytes: the id without slot and checksum
 Returns   {store | prepare | dead | trash | gone, score as text, record or '', failure entry or '',
           acceptance number of the slot's newest message, end of its shared lease in epoch ms or '',
-          its steps (lib/records/steps) or '', its wait for an event
-          (lib/events/waits) or ''}
+          its steps (lib/records/steps) or '', its wait for an event (lib/events/waits) or ''}
 Cost      O(log L + size of the record)
 Atomic    Reads only.
 ]]

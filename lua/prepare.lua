@@ -122,6 +122,12 @@ local function repeated_reply(answer)
     any_large = any_large or has_body
   end
   bits = bits + (any_large and LARGE_BODIES or 0)
+  if fields[WAITED] and #ids > 0 then
+    --- @include "lib/events/any_waited"
+    local any
+    any = any_waited(ids)
+    bits = bits + (any and ANY_WAITED or 0)
+  end
   return { 0, bits, deadline, first_delivery, accepted, table.concat(retries), ids, taken }
 end
 
@@ -252,6 +258,8 @@ end
 bits = bits + (batch.any_large and LARGE_BODIES or 0)
 if fields[WAITED] then
   --- @include "lib/events/any_waited"
-  bits = bits + (any_waited(batch.ids) and ANY_WAITED or 0)
+  local any
+  any = any_waited(batch.ids)
+  bits = bits + (any and ANY_WAITED or 0)
 end
 return { wait, bits, deadline, first_delivery, accepted, retries, batch.ids, batch.records }

@@ -70,11 +70,14 @@ if fields[CANCELLING] then
   later = later and not string.find(letters, 'c', 1, true)
 end
 if #valid_ids > 0 then
-  local released = { ids = valid_ids, receipts = receipts, places = places }
+  local are_suspended = event_key ~= ''
+  local released = {
+    ids = valid_ids, receipts = receipts, places = places, are_suspended = are_suspended,
+  }
   release_deliveries(released, fields, wait, now)
-  if event_key ~= '' then
+  if are_suspended then
     --- @include "lib/events/suspend"
-    suspend(valid_ids, event_key, now)
+    suspend(valid_ids, event_key, now, now + wait)
   end
 end
 signal_given_back(fields, later, ARGV[3], ARGV[4], now)

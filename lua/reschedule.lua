@@ -10,12 +10,14 @@ ARGV[6]   due                  epoch ms, also a past time; a value below 1e12 is
 Returns   {'rescheduled', due in epoch ms}, or {in_flight | dead | gone, 0}
 Cost      O(log L + size of the record)
 Atomic    Score and record change together. Priority and retries stay, an expiry moves with the
-          time. A call that is sent twice gets the first answer again, and a delay counts from the
-          first run. A slot in order that waited for this message no longer waits.
+          time. If the message waits for an event, its time limit ends at the new time. A call that
+          is sent twice gets the first answer again, and a delay counts from the first run. A slot
+          in order that waited for this message no longer waits.
 ]]
---- @keys slot store prepare records dead
+--- @keys slot store prepare records dead bodies
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/events/waits"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/scores/timed_score"
 --- @include "lib/records/record_bytes"
@@ -52,6 +54,9 @@ if not old_due then
 end
 --- @include "lib/groups/leave_groups"
 local let_next_out = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
+local wait = redis.call('HGET', bodies, id .. 'w')
+local event_key
+event_key = awaited_key(wait)
 local fixed = string.char(head) .. string.sub(record, 2, 8)
 redis.call('HSET', records, id, fixed .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0
@@ -66,6 +71,10 @@ else
 end
 if let_next_out then
   let_next_out()
+end
+if event_key then
+  local changed = string.sub(wait, 1, LIMIT_AT - 1) .. write48(due) .. event_key
+  redis.call('HSET', bodies, id .. 'w', changed)
 end
 local waiting, holder, blocked =
   unpack(redis.call('HMGET', slot, 'waiting', 'holder', 'blocked'))

@@ -139,7 +139,7 @@ redis.call('ZREM', dead, unpack(ids))
 drop_results(ids)
 if steps and ARGV[6] == '1' then
   --- @include "lib/records/steps"
-  drop_steps(ids)
+  drop_parts(ids, 's', 'steps')
 end
 local retries, lefts = tonumber(max_retries), {}
 for i = 1, #ids do

@@ -1,26 +1,29 @@
 --[[
 event_deliver: give an event to messages that wait for it, so that they can be received at once.
-`prepare` is only read.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
-ARGV[4]   key                  of the event
+ARGV[4]   key                  of the event, 1 to 255 bytes
 ARGV[5]   at                   time of the signal, epoch ms
-ARGV[6]   data                 the number of a codec in one byte, and the body
+ARGV[6]   data                 the number of a codec in one byte, and the body; or ''
 ARGV[7..] n members (13 bytes each), 1 to 100
-Returns   number of messages that got the event. The others do not wait for it, or no longer
+Returns   {how many messages got the event, how many of the members the call has looked at}. The
+          other messages do not wait for the event, or have got it. The call looks at no further
+          member after 4 MiB of events and steps. The caller gives these members to another call. In
+          a slot without a topic, no message waits
 Cost      O(n log L + size of their steps), L = members of the slot
-Atomic    A message goes to the front of its priority. In a slot with groups it becomes due, and
-          goes to its group. In a slot in order it goes to its old place, and the slot no longer
-          waits for it. Redis refuses the first write at maxmemory. A second run finds no message
-          that waits.
+Atomic    A message that waits for its time limit goes to the front of its priority, or before all
+          due messages if it has none. In a slot with groups it becomes due, and goes to its group.
+          In a slot in order the message is at its old place, and the slot no longer waits for it.
+          Redis refuses the first write at maxmemory. A second run finds no message that waits.
 ]]
---- @keys slot store prepare records bodies waits
+--- @keys slot store records bodies waits
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/events/add_event"
+--- @include "lib/events/event_bounds"
 --- @include "lib/events/waits"
 --- @include "lib/member"
 --- @include "lib/records/place_in_record"
@@ -30,7 +33,13 @@ Atomic    A message goes to the front of its priority. In a slot with groups it 
 local IDS_FROM, IDS_MOST = 7, 100
 local now = clock(ARGV[1])
 local key, data = ARGV[4], ARGV[6]
+if #key < 1 or #key > KEY_MOST then
+  fail('ARG', 'key')
+end
 local at = whole_number(ARGV[5], 0, NUMBER_MOST, 'at')
+if #data > DATA_MOST then
+  fail('ARG', 'data')
+end
 local n = #ARGV - IDS_FROM + 1
 if n < 1 or n > IDS_MOST then
   fail('ARG', 'members')
@@ -45,9 +54,10 @@ local created, waiting, blocked, front, grouped, holder, timed_priority =
   unpack(redis.call('HMGET', slot, 'created', 'waiting', 'blocked', 'front', 'groups', 'holder',
     'timed_priority'))
 if not created then
-  return 0 -- the topic was deleted
+  return { 0, n } -- the topic was deleted, with its messages
 end
-redis.call('ZCARD', prepare)
+redis.call('ZCARD', store)
+redis.call('HLEN', records)
 redis.call('ZCARD', waits)
 front = tonumber(front or 0)
 
@@ -55,7 +65,8 @@ front = tonumber(front or 0)
 --- @inline
 local function make_due(id)
   local record = redis.call('HGET', records, id)
-  local place = place_in_record(record)
+  local place
+  place = place_in_record(record)
   local score
   if grouped or not place then
     score = next_timed_score(now, 1)
@@ -70,16 +81,17 @@ local function make_due(id)
   redis.call('ZADD', store, score, id)
 end
 
-local names, count = nil, 0
+local names, got, looked, bytes = nil, 0, 0, 0
 names = wait_names(ids)
 local found = redis.call('HMGET', bodies, unpack(names))
-for i = 1, n do
-  local id, wait = ids[i], found[i]
+while looked < n and bytes < READ_BYTES do
+  looked = looked + 1
+  local id, wait = ids[looked], found[looked]
   local awaited
   awaited = awaited_key(wait)
   local score = awaited == key and tonumber(redis.call('ZSCORE', store, id) or nil)
   if score then
-    add_event(id, 'e', key, at, data)
+    local size = add_event(id, 'e', key, at, data)
     end_wait(id, wait)
     redis.call('ZREM', waits, id)
     if score >= TIMED_MIN then
@@ -87,10 +99,10 @@ for i = 1, n do
     elseif holder == id then
       redis.call('HDEL', slot, 'holder')
     end
-    count = count + 1
+    got, bytes = got + 1, bytes + size
   end
 end
-if count > 0 and (is_awaited(waiting, now) or is_awaited(blocked, now)) then
+if got > 0 and (is_awaited(waiting, now) or is_awaited(blocked, now)) then
   wake(ARGV[2], ARGV[3])
 end
-return count
+return { got, looked }

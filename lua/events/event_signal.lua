@@ -3,12 +3,13 @@ event_signal: signal an event. Only the first signal of a key stores its event.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   key                  of the event, 1 to 255 bytes
-ARGV[3]   data                 the number of a codec in one byte, and the body, at most 256 KiB; or ''
+ARGV[3]   data                 the number of a codec in one byte, and the body, at most 256 KiB; or
+                               ''
 ARGV[4]   keep_ms              for how long messages may still begin to wait for the event
 ARGV[5]   limit                most waiters to return, 1 to 1000
 Returns   {1 stored, or 0 the key has an event already; time of the event, epoch ms; its data;
           waiters that have not got it}. The caller delivers the event to these waiters
-          (event_deliver), and reports that with event_waiters
+          (event_deliver), and then calls event_waiters
 Cost      O(log W + n), W = waiters, n = limit
 Atomic    Redis refuses the first write at maxmemory. A second run finds the event, and returns the
           waiters that are left.
@@ -18,10 +19,10 @@ Atomic    Redis refuses the first write at maxmemory. A second run finds the eve
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/events/event"
-local DATA_MOST = 262145 -- bytes
+--- @include "lib/events/event_bounds"
 local now = clock(ARGV[1])
 local key, data = ARGV[2], ARGV[3]
-if #key < 1 or #key > 255 then
+if #key < 1 or #key > KEY_MOST then
   fail('ARG', 'key')
 end
 if #data > DATA_MOST then

@@ -5,11 +5,11 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   offset               targets to pass over
 ARGV[3]   limit                most targets to return, 0 to 1000.
 Returns   {the server's time in epoch ms, number of entries in the slot, number of targets, number
-          of ends of batch members that are not reported (lib/batches/batch), number of messages that
-          are to be registered with their event (event_checks), and four values for
-          each target: its name; the time in epoch ms from which a process may send its entries;
-          number of its first entry, which is at least the epoch us of its ack; number of its
-          entries}. They are sorted by the time from which a process may send their entries.
+          of ends of batch members that are not reported (lib/batches/batch), number of messages
+          that are to be registered with their event (event_checks), and four values for each
+          target: its name; the time in epoch ms from which a process may send its entries; number
+          of its first entry, which is at least the epoch us of its ack; number of its entries}.
+          They are sorted by the time from which a process may send their entries.
 Cost      O(n log P), n = targets, P = pending entries of the slot
 Atomic    Reads only: one moment of one slot.
 ]]

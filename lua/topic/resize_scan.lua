@@ -11,25 +11,27 @@ ARGV[4]   limit                1 to 1000: approximate number of records in a pag
 Returns   {cursor of the next page, 0 at the end; number of such messages in the page; number of the
           slot's newest delivery}. Dead letters and messages that are not due do not count, because
           no message waits for them. The retry of an ordered group counts, because its group waits
-          for it. Each stopped group counts: its new messages go to another slot, in which the group
-          is not stopped.
+          for it. A message that waits for an event does not count until its event comes or its
+          time limit ends. Each stopped group counts: its new messages go to another slot, in which
+          the group is not stopped.
 Cost      O(limit), at most about 16 MiB of records
 Atomic    Reads only. The caller repeats a page until it finds no such message there, and then reads
           the next page. So no such message is left at the end: one HSCAN returns every record that
           exists during the whole pass. This is true for one server until it restarts.
           Another server has the records in another order, so a cursor names its server.
 ]]
---- @keys slot store prepare records
+--- @keys slot store prepare records bodies
 --- @include "lib/check"
 --- @include "lib/records/record"
 --- @include "lib/clock"
+--- @include "lib/events/waits"
 --- @include "lib/groups/group_entries"
 --- @include "lib/scan_cursor"
 --- @include "lib/scores/score_ranges"
 local now = clock(ARGV[1])
-local created, chunk, last_accepted, delivered, groups_setting, groups_paused, groups_held =
+local created, chunk, last_accepted, delivered, groups_setting, groups_paused, groups_held, waited =
   unpack(redis.call('HMGET', slot, 'created', 'chunk', 'upto', 'delivered', 'groups',
-    'groups_paused', 'groups_held'))
+    'groups_paused', 'groups_held', 'waited'))
 if created ~= ARGV[2] then
   fail(created and 'ANEW' or 'GONE', slot)
 end
@@ -38,6 +40,7 @@ local cursor, server = read_cursor(ARGV[3])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('HLEN', records)
+redis.call('HLEN', bodies)
 local newest_delivery = tonumber(delivered or 0)
 if not last_accepted then
   return { '0', 0, newest_delivery } -- the resize has created this slot
@@ -59,13 +62,27 @@ local function is_old(record)
   return age and age < ACCEPTED_CYCLE / 2
 end
 
+-- Return whether a message waits for an event, and has time left.
+local function is_suspended(id)
+  local wait, key = redis.call('HGET', bodies, id .. 'w'), nil
+  key = awaited_key(wait)
+  local ends = 0
+  if key then
+    ends = limit_of(wait)
+  end
+  return ends > now
+end
+
 -- Return whether newer messages wait for a message.
 local function must_go_first(id, record)
   local score = tonumber(redis.call('ZSCORE', store, id) or nil)
   if not score then
     return redis.call('ZSCORE', prepare, id)
   end
-  return score < TIMED_MIN or score < now + 1 or is_awaited_retry(id, record)
+  if score >= TIMED_MIN and score >= now + 1 and not is_awaited_retry(id, record) then
+    return false
+  end
+  return not (waited and is_suspended(id))
 end
 
 local page = redis.call('HSCAN', records, cursor, 'COUNT', limit)

@@ -44,6 +44,10 @@ local function add_dead(died, audited, retention, now)
     redis.call('HSET', failures, unpack(noted))
   end
   redis.call('HINCRBY', slot, 'dead_lettered', #ids)
+  if redis.call('HEXISTS', slot, 'waited') == 1 then
+    --- @include "lib/events/end_waits"
+    end_waits(ids)
+  end
   if died.dead_to then
     copy_dead(died, now)
   end

@@ -3,6 +3,7 @@
 --- @include "lib/records/steps"
 
 -- Store an event as the last item of a message's steps, in place of an earlier event with its key.
+-- Return the size of the steps in bytes.
 --   state: e the event came, t the time limit ended
 local function add_event(id, state, key, at, data)
   local entry = redis.call('HGET', bodies, id .. 's')
@@ -14,6 +15,7 @@ local function add_event(id, state, key, at, data)
     entry = ''
   end
   local from, to = find_item(entry, key, EVENTS)
-  local others = string.sub(entry, 1, from - 1) .. string.sub(entry, to)
-  redis.call('HSET', bodies, id .. 's', others .. item)
+  local changed = string.sub(entry, 1, from - 1) .. string.sub(entry, to) .. item
+  redis.call('HSET', bodies, id .. 's', changed)
+  return #changed
 end

@@ -3,14 +3,13 @@
 --- @include "lib/events/waits"
 
 -- Return whether one of these messages has waited for an event.
+--- @inline
 local function any_waited(ids)
   local names
   names = wait_names(ids)
-  local found = redis.call('HMGET', bodies, unpack(names))
+  local found, any = redis.call('HMGET', bodies, unpack(names)), false
   for i = 1, #ids do
-    if found[i] then
-      return true
-    end
+    any = any or found[i]
   end
-  return false
+  return any
 end

@@ -1,6 +1,7 @@
 --[[
-Events: a program signals a key, and the messages that wait for this key continue. Any topic may
-wait for a key. So events have 64 slots of their own, and the CRC-32 of the key chooses the slot.
+Events: a program signals a key, and the messages that wait for this key continue. Messages of any
+topic may wait for a key. So events have 64 slots of their own, and the CRC-32 of the key chooses
+the slot.
 
   event        the event, if it was signalled: its time and the end of its keeping (6 bytes each,
                epoch ms), the number of a codec, the body. It expires at the end of its keeping, but
@@ -10,10 +11,11 @@ wait for a key. So events have 64 slots of their own, and the CRC-32 of the key 
                process delivers it. All events of a slot share this sorted set
 
 The first signal of a key stores the event. Then the process that signalled reads the waiters, makes
-them due (event_deliver), and removes them here (event_waiters). If it dies, another process does
-so. A message that waits for a key with an event is not added to the waiters: it gets the event at
-once.
+their messages due (event_deliver), and removes the waiters here (event_waiters). If the process
+dies, another process continues. A message that waits for a key with an event is not added to the
+waiters: it gets the event at once.
 ]]
+--- @needs event waiters undelivered
 --- @include "lib/records/record_bytes"
 local EVENT_HEAD = 12 -- bytes of an event before its codec
 local DELIVER_MS = 5000 -- how long a process delivers an event alone

@@ -50,9 +50,9 @@ local function leave_tombstones(references, released)
   end
 end
 
--- Remove records with their large bodies, steps and waits. Leave tombstones for their offloaded bodies,
--- unless the messages were `moved` to another slot. Until the records are removed, each write frees
--- memory.
+-- Remove records with their large bodies, steps and waits for events. Leave tombstones for their
+-- offloaded bodies, unless the messages were `moved` to another slot. Until the records are
+-- removed, each write frees memory.
 local function drop_records(ids, moved)
   local chunk, large, offloaded, released, steps, waited = unpack(redis.call('HMGET', slot, 'chunk',
     'large', 'offloaded', 'released', 'steps', 'waited'))
@@ -62,13 +62,16 @@ local function drop_records(ids, moved)
     names, gone = find_bodies(ids, tonumber(chunk or 1))
   end
   redis.call('HDEL', records, unpack(ids))
-  if steps then
-    --- @include "lib/records/steps"
-    drop_steps(ids)
-  end
   if waited then
-    --- @include "lib/events/drop_waits"
-    drop_waits(ids)
+    --- @include "lib/events/end_waits"
+    end_waits(ids)
+  end
+  if steps or waited then
+    --- @include "lib/records/steps"
+    drop_parts(ids, 's', 'steps')
+    if waited then
+      drop_parts(ids, 'w', 'waited')
+    end
   end
   if #names > 0 then
     drop_bodies(names, offloaded)

@@ -12,8 +12,9 @@ message waited for are items as well (lib/events/waits). Their names are the key
   6 bytes     time of the write, epoch ms
   4 bytes     size of the data; the data follow: nothing, or the number of a codec and the value
 
-The field `steps` of the slot has the number of entries. The field `large` counts large bodies and
-these entries together. In a slot without `large`, scripts look for no entries.
+The field `steps` of the slot has the number of entries. The field `large` counts large bodies,
+these entries and waits (lib/events/waits) together. In a slot without `large`, scripts look for
+none of them.
 ]]
 --- @needs slot bodies
 --- @include "lib/records/record_bytes"
@@ -44,14 +45,16 @@ local function item_of(state, name, now, data)
   return state .. string.char(#name) .. name .. write48(now) .. struct.pack('>I4', #data) .. data
 end
 
--- Delete the entries of messages.
-local function drop_steps(ids)
+-- Delete the entries of messages, or their waits (lib/events/waits).
+--   part: s the entries, w the waits
+--   count: field of the slot that has the number of all entries, or of all waits
+local function drop_parts(ids, part, count)
   local names = {}
   for i = 1, #ids do
-    names[i] = ids[i] .. 's'
+    names[i] = ids[i] .. part
   end
   local removed = redis.call('HDEL', bodies, unpack(names))
-  for _, field in ipairs({ 'steps', 'large' }) do
+  for _, field in ipairs({ count, 'large' }) do
     if removed > 0 and redis.call('HINCRBY', slot, field, -removed) <= 0 then
       redis.call('HDEL', slot, field)
     end

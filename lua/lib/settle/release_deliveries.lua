@@ -10,7 +10,8 @@
 -- Move deliveries to the front of their priority, or of the due messages if they have none, or
 -- delay them. It uses up no retry. The first write frees memory.
 --   released: a table of `ids`, at least one, in the order of delivery; `receipts`, as numbers; and
---     `places`: the priority of each message, or when it was due
+--     `places`: the priority of each message, or when it was due. With `are_suspended`, a slot in
+--     order does not wait for them here: the next take decides (lib/events/stop_before_waiting)
 --   fields: from read_return_fields
 --   wait: ms until they may be received; 0: at once
 --- @inline
@@ -25,7 +26,7 @@ local function release_deliveries(released, fields, wait, now)
     if in_order then
       local record = in_order.mixed and redis.call('HGET', records, ids[m])
       score = old_score(in_order, place, receipts[m], record)
-      wait_for(in_order, ids[m], wait > 0 and now + wait or 0)
+      wait_for(in_order, ids[m], wait > 0 and not released.are_suspended and now + wait or 0)
     elseif wait > 0 then
       score = next_timed_score(now + wait, 1)
     elseif left <= max_retries

@@ -30,14 +30,14 @@ end
 
 -- Move `front` past the places of the deliveries that came back since the last take:
 -- lib/take/in_order counts from there. A caller that does not ask for order ends the order of the
--- slot, because nothing is in flight and the slot does not wait.
+-- slot, because nothing is in flight and the slot does not wait. `stays`: whether the order stays.
 --- @inline
-local function note_order(ordered)
+local function note_order(stays)
   local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))
   local moved = tonumber(front or 0) - tonumber(span or 0)
   redis.call('HSET', slot, 'front', moved, 'ordered', 1)
   redis.call('HDEL', slot, 'span', 'holder', 'mixed')
-  if not ordered then
+  if not stays then
     redis.call('HDEL', slot, 'ordered')
   end
 end
@@ -185,7 +185,7 @@ local function finish_take(take, batch, removed, above)
     note_taken(tonumber(last_score))
   end
   if take.ordered_until then
-    note_order(take.ordered)
+    note_order(take.ordered or take.is_stopped)
   end
   if picked > batch.count then
     batch.ids = { unpack(ids, 1, batch.count) }
@@ -269,6 +269,10 @@ local function take_messages(take)
   end
   if take.ordered and batch.retries_left then
     stop_before_failed(take, batch)
+  end
+  if take.ordered_until and fields[WAITED] then
+    --- @include "lib/events/stop_before_waiting"
+    stop_before_waiting(take, batch)
   end
   if not unread then
     read_records(batch, tonumber(fields[CHUNK]))

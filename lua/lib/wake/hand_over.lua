@@ -172,8 +172,8 @@ end
 -- caller has stored everything, so a key of a wrong type is no error here.
 local function serve_sleepers(channel, index, now)
   local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit,
-    grouped, waited = unpack(redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes',
-      'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups', 'waited'))
+    grouped, waited = unpack(redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered',
+      'takes', 'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups', 'waited'))
   local is_plain_slot = not ordered and not paused and not limit and not grouped
     and not waited and tonumber(order or 0) < ORDER_END and tonumber(front or 0) > -ORDER_END
   local left_over = true
