@@ -260,7 +260,7 @@ class DrainedTopic:
         elif disposition.verb == "nack":
             flow = flows.nack_each(mine, disposition.wait_ms, {mine[0]: error})
         elif disposition.verb == "release":
-            flow = flows.release(mine, disposition.wait_s or 0)
+            flow = flows.release(mine, disposition.wait_s or 0, disposition.event)
         else:
             flow = flows.reject(mine, error or "rejected", disposition.kind, disposition.then)
         return self._transport.run(flow)
