@@ -4,8 +4,8 @@ event_register: add messages that wait for an event to its waiters.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] for each message, at most 500: its name, `<topic>:<index>:<member>`, and the end of its
           time limit, epoch ms
-Returns   {time of the event, epoch ms, its data} if the event was signalled before. Nothing is
-          added: the caller delivers the event (event_deliver). Else {0, ''}
+Returns   {time of the event, epoch ms, its data} if the event was signalled before.
+          The call adds no waiters, and the caller delivers the event (event_deliver). Else {0, ''}
 Cost      O(n log W), W = waiters
 Atomic    The waiters expire a day after the last of their time limits. A call also removes up to
           1000 waiters whose time limit ended a day ago. Redis refuses the first write at maxmemory.

@@ -265,7 +265,7 @@ class Box:
             return [id_of(member) for member in value] if name.startswith("querylog:") else value
         if name in (
             "store", "prepare", "dead", "records", "failures", "trash", "deaths", "results",
-            "keeping",
+            "keeping", "waits",
         ):  # fmt: skip
             return {id_of(member): of_member for member, of_member in value.items()}
         if name in ("settled0", "settled1"):
@@ -482,8 +482,9 @@ class Box:
         )  # fmt: skip
 
     def release_command(
-        self, leases: Sequence[Lease], session: ReplaySession, wait_ms: int = 0, places: Any = None
-    ) -> Command[str]:
+        self, leases: Sequence[Lease], session: ReplaySession, wait_ms: int = 0, places: Any = None,
+        event: bytes = b"",
+    ) -> Command[str]:  # fmt: skip
         if places is None:
             places = []
             for lease in leases:
@@ -491,7 +492,7 @@ class Box:
                 places.append(found.priority or found.due_ms)
         return consumer_scripts.release(
             self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
-            places, wait_ms,
+            places, wait_ms, event,
         )  # fmt: skip
 
     def extend_command(

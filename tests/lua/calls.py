@@ -21,13 +21,14 @@ from rmq.kernel.batches import scripts as batches_scripts
 from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import ids
 from rmq.kernel.core.ids import member_of
+from rmq.kernel.events import scripts as events_scripts
 from rmq.kernel.follow_ups import scripts as follow_ups_scripts
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.results import scripts as results_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import leader
 from rmq.kernel.transport.flow.steps import Command
-from tests.lua import batching
+from tests.lua import batching, eventing
 from tests.lua.box import Box
 from tests.lua.following import (
     TARGET,
@@ -59,6 +60,8 @@ from tests.lua.furnished import (
 )
 
 JOBS = ("job_pause", "job_resume", "job_start", "job_step", "job_stop", "job_take")
+# Events do not depend on a slot. In a slot that does not exist, no message waits for an event.
+EVENTS = ("event_deliver", "event_register", "event_signal", "event_waiters")
 CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on its slot
 
 
@@ -119,6 +122,40 @@ def fail_queried(f: Furnished) -> Command[Any]:
     return queries_scripts.query_fail(f.box.handle, f.box.keys, RUN, failing, retry=True)
 
 
+def _deliver_event(f: Furnished) -> Command[Any]:
+    """Give an event to a message that waits for it."""
+    eventing.suspend(f.box, f.leased)
+    return eventing.deliver_command(f.box, [f.leased.id])
+
+
+def _read_events(f: Furnished, box: Box) -> Command[Any]:
+    """Read the events of a delivery that still waits, so its time limit has ended."""
+    place, member = eventing.wait_at(f.leased.id)
+    box.redis.hset(getattr(box.keys, place), member, eventing.wait_of(box))
+    box.redis.hset(box.keys.slot, mapping={"waited": 1, "suspended": 1})
+    return events_scripts.event_read(box.keys, [f.leased.id], [f.leased.receipt])
+
+
+def _register(f: Furnished, box: Box) -> Command[Any]:
+    """Add a waiter to an event that was not signalled."""
+    waiters = [(eventing.name_of(box, f.waiting), box.clock.now_ms + 1000)]
+    return events_scripts.event_register(eventing.event_keys(box), waiters)
+
+
+def _forget(f: Furnished, box: Box) -> Command[Any]:
+    """Forget one of two waiters."""
+    eventing.register(box, f.waiting, f.due)
+    eventing.signal(box)
+    names = [eventing.name_of(box, f.due)]
+    return events_scripts.event_waiters(eventing.event_keys(box), names, 10)
+
+
+def _check_waits(f: Furnished, box: Box) -> Command[Any]:
+    """Return a message that is to be registered, and plan another."""
+    eventing.suspend(box, f.leased, f.failed)
+    return events_scripts.event_checks(box.keys, [member_of(f.failed.id)], 10)
+
+
 Call = Callable[[Furnished], Command[Any]]
 
 
@@ -151,6 +188,14 @@ CALLS: dict[str, Call] = {
     "claim": _call(lambda f, b: consumer_scripts.claim(b.keys, [CLAIM], [OWNER], 600_000)),
     "due_counts": _call(lambda f, b: topic_scripts.due_counts(b.keys, [0, 1000])),
     "drop_expired": _call(lambda f, b: dead_letters_scripts.drop_expired(b.handle, b.keys, 0, 100)),
+    "event_checks": _call(_check_waits),
+    "event_deliver": _deliver_event,
+    "event_read": _call(_read_events),
+    "event_register": _call(_register),
+    "event_signal": _call(
+        lambda f, b: events_scripts.event_signal(eventing.event_keys(b), eventing.DATA, 60_000, 10)
+    ),
+    "event_waiters": _call(_forget),
     "extend": _call(lambda f, b: b.extend_command([f.leased], b.session())),
     "finish": _call(lambda f, b: consumer_scripts.finish(b.keys, [CLAIM], [OWNER], [600_000])),
     "get": _call(lambda f, b: topic_scripts.get(b.keys, f.retry)),
@@ -444,6 +489,12 @@ NUMBERS: dict[str, dict[int, str]] = {
     "claim": {0: "now_us", 1: "hold_ms"},
     "due_counts": {0: "now_us", 1: "boundary", -1: "boundary"},
     "drop_expired": {0: "now_us", 3: "rank", 4: "limit"},
+    "event_checks": {0: "now_us", 1: "limit"},
+    "event_deliver": {0: "now_us", 4: "at"},
+    "event_read": {0: "now_us"},
+    "event_register": {0: "now_us", 2: "until_ms"},
+    "event_signal": {0: "now_us", 3: "keep_ms", 4: "limit"},
+    "event_waiters": {0: "now_us", 2: "limit"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "finish": {0: "now_us", -1: "ttl_ms"},
     "group_resume": {0: "now_us"},

@@ -195,6 +195,7 @@ def _furnish(box: Box) -> Furnished:
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
     box.redis.zadd(box.keys.pending, {text_of(TARGET, FOLLOW_UP, follow_up(box)): 0})
     box.redis.zadd(box.keys.targets, {TARGET: SENT_BY})
+    box.redis.zadd(box.keys.waits, {FINISHED: now})  # it no longer waits
     # Of a message that has left the log.
     box.redis.zadd(box.keys.querymarks_stem + RUN.encode(), {"0d4000000001001.5": 0})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:

@@ -22,8 +22,8 @@ USERS = {"no channels": ("+@all", "resetchannels"), "no command": ("+@all", "-pu
 SLEEPS_UNTIL = 9_999_999_999_999
 # What each of these does in a furnished slot makes work for a sleeping consumer.
 WAKING = (
-    "ack_then", "lease_release", "merge", "nack", "pending_send", "publish", "query_fail",
-    "query_release", "redrive", "redrive_send", "release", "reschedule",
+    "ack_then", "event_deliver", "lease_release", "merge", "nack", "pending_send", "publish",
+    "query_fail",    "query_release", "redrive", "redrive_send", "release", "reschedule",
     "rollback_expired_leases", "schedule_send", "send",
 )  # fmt: skip
 # They signal where they end a batch in order.

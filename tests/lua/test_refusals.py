@@ -13,7 +13,7 @@ from rmq.kernel.core.delivery_limits import Concurrency, Limits
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.topic import clock as command_clock
 from tests.lua.box import LEASE_MAX_MS, Box, case
-from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of
+from tests.lua.calls import CALLS, CLAIMS, EVENTS, JOBS, NUMBERS, REACHING, place_of
 from tests.lua.furnished import furnish
 
 PLACES = {
@@ -36,6 +36,12 @@ PLACES = {
     "audit_scan": "slot store prepare dead records trash",
     "claim": "claim",
     "due_counts": "slot store",
+    "event_checks": "slot store bodies waits",
+    "event_deliver": "slot store records bodies waits",
+    "event_read": "slot prepare bodies waits",
+    "event_register": "event waiters",
+    "event_signal": "event waiters undelivered",
+    "event_waiters": "event waiters undelivered",
     "extend": "slot prepare",
     "finish": "claim",
     "get": "slot store prepare records dead failures leases trash bodies",
@@ -50,7 +56,7 @@ PLACES = {
     ),
     "next_ready": "slot store prepare",  # prepare matters where the store is empty: test_next_ready
     "peek": "slot store records failures leases",
-    "pending": "slot pending targets keeping",
+    "pending": "slot pending targets keeping waits",
     "pending_send": (
         "slot store records settled0 settled1 failures merge audit bodies prepare results keeping"
     ),
@@ -102,11 +108,13 @@ PLACES = {
         "slot prepare records dead failures audit bodies store settled0 settled1 pending "
         "targets results keeping"
     ),
-    "release": "slot store prepare failures records audit bodies settled0 settled1 results keeping",
+    "release": (
+        "slot store prepare failures records audit bodies settled0 settled1 results keeping waits"
+    ),
     "renew": "claim",
-    "reschedule": "slot store prepare records dead",
+    "reschedule": "slot store prepare records dead bodies",
     "result": "slot store prepare records dead trash results keeping",
-    "resize_scan": "slot store prepare records",
+    "resize_scan": "slot store prepare records bodies",
     "rollback_expired_leases": (
         "slot store prepare records dead failures audit bodies settled0 settled1 pending "
         "targets results keeping"
@@ -130,7 +138,7 @@ PLACES = {
     "slot": "slot records rates settled0 settled1",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
-        "leases rates trash deaths arrivals pending targets results keeping"
+        "leases rates trash deaths arrivals pending targets results keeping waits"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
@@ -169,8 +177,12 @@ PLACES = {
 NEED_NO_SLOT = {
     "topic", "topic_close", "topic_pause", "topic_resize", "topic_resume", "topic_set", "slot",
     "slot_delete", "sink_begin", "sink_end", "stage_keep", "withdraw", "leader_renew",
-    "leader_release", "sample", *CLAIMS, *JOBS,
+    "leader_release", "sample", *CLAIMS, *JOBS, *EVENTS,
 }  # fmt: skip
+# Keys that do not belong to the slot.
+ELSEWHERE = (
+    "sink", "topic", "history", "leader", "job", "joblog", "event", "waiters", "undelivered",
+)  # fmt: skip
 BAD_NUMBERS = (
     "nan", "-nan", "inf", "-inf", "0x10", "0x1p3", "1e3", "-1", "-0", "1.5", "100.0", " 100",
     "100 ", "+100", "one", "9" * 30, "1\0", "\xff",
@@ -194,7 +206,7 @@ SELDOM += [("tidy", "store"), ("tidy", "prepare")]
 # Only where a cancellation was requested: test_cancel_running.
 CANCELLING = ("nack", "reject", "release", "rollback_expired_leases")
 SELDOM += [(script, place) for script in CANCELLING for place in ("settled0", "settled1")]
-SELDOM += [("release", place) for place in ("audit", "bodies", "results", "keeping")]
+SELDOM += [("release", place) for place in ("audit", "results", "keeping")]
 # Only where the topic copies its dead letters: test_copy_dead.
 COPYING = ("drop_expired", "nack", "prepare", "query_fail", "query_reject", "query_take",
            "rollback_expired_leases")  # fmt: skip
@@ -222,7 +234,7 @@ def test_the_furnished_slot_has_every_key(box):
     elsewhere = {
         "audit_trail", "history", "job", "joblog", "jobs", "leader", "scheduled", "sink", "topic",
         "batch", "batches", "topics", "worker", "workers", "tokens", "tokens_used", "session",
-        "server_secret",
+        "server_secret", "event", "waiters", "undelivered",
     }  # fmt: skip
     assert found | elsewhere == set(keys.TYPES)
 
@@ -263,7 +275,7 @@ def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(anew, script):
 
             after = box.state()
             assert after == before
-            if place not in ("sink", "topic", "history", "leader", "job", "joblog"):
+            if place not in ELSEWHERE:
                 assert after[key.split(b"}:")[1].decode()] in (b"another's", [b"another's"])
 
 

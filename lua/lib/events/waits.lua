@@ -12,10 +12,10 @@ The field `<member>w` of `bodies` has the wait of a message:
 
 The events that a message got are items in the entry of its steps (lib/records/steps).
 
-Fields of the slot: `waited` has the number of messages with such a field, `suspended` how many of
-them wait. The field `large` counts them as well, so that the short form of ack is not used. The key
-`waits` has when a process next registers a waiting message with its event, epoch ms. It may also
-have members that no longer wait. event_checks removes these.
+Fields of the slot: `waited` has the number of messages with this field, `suspended` how many of
+them wait. The field `large` counts them as well, so that the short form of ack is not used. The
+key `waits` has when a process next registers a waiting message with its event, epoch ms. It may
+also have members that no longer wait. event_checks removes these.
 ]]
 --- @needs slot bodies
 --- @include "lib/bounds"

@@ -67,6 +67,18 @@ local function stop_before_failed(take, batch)
   end
 end
 
+-- Keep the messages that a slot in order may give together, and now.
+--- @inline
+local function keep_in_order(take, batch)
+  if take.ordered and batch.retries_left then
+    stop_before_failed(take, batch)
+  end
+  if take.fields[WAITED] then
+    --- @include "lib/events/stop_before_waiting"
+    stop_before_waiting(take, batch)
+  end
+end
+
 -- Keep the records of the first messages, at least one, up to `most_bytes` of records and large
 -- bodies.
 --- @inline
@@ -267,12 +279,8 @@ local function take_messages(take)
   if take.key_limit and #batch.ids > 0 then
     take.skip_limited(take, batch)
   end
-  if take.ordered and batch.retries_left then
-    stop_before_failed(take, batch)
-  end
-  if take.ordered_until and fields[WAITED] then
-    --- @include "lib/events/stop_before_waiting"
-    stop_before_waiting(take, batch)
+  if take.ordered_until then
+    keep_in_order(take, batch)
   end
   if not unread then
     read_records(batch, tonumber(fields[CHUNK]))

@@ -77,10 +77,10 @@ end
 -- Parse an offer. Return its way (the first character), number, channel, and further calls as text;
 -- nil if it is no offer. An offer that renews has no number and no calls.
 --- @inline
-local function parse_offer(waits)
-  local way, number, channel, calls = string.match(waits, '^([+*])(%d+) ([^ ;]+)(.*)$')
+local function parse_offer(offer)
+  local way, number, channel, calls = string.match(offer, '^([+*])(%d+) ([^ ;]+)(.*)$')
   if not way then
-    way, channel, calls = string.match(waits, '^(=)([^ ;]+)(.*)$')
+    way, channel, calls = string.match(offer, '^(=)([^ ;]+)(.*)$')
   end
   local others, count = string.gsub(calls or '', ' [^ ;]+ %d+', '')
   if others ~= '' or count >= CALLS_MAX then
@@ -91,8 +91,8 @@ end
 
 -- Check an offer, and return its channel.
 --- @inline
-local function offered_channel(waits)
-  local way, _, channel = parse_offer(waits)
+local function offered_channel(offer)
+  local way, _, channel = parse_offer(offer)
   if not way then
     fail('ARG', 'waits')
   end
@@ -197,12 +197,12 @@ end
 -- subscription, and no other client listens. To test this, a number is published: the probe. If the
 -- subscription has already received a probe, the subscribers are counted instead, because a probe
 -- wakes the consumer. Return for how many hand-overs the credit is good; 0: it is not kept.
--- - waits: an offer that was checked
+-- - offer: an offer that was checked
 -- - ends: end of the credit, epoch ms
 -- - limit: number of messages, which is divided among the hand-overs
 -- - call: first call of the credit
-local function keep_credit(waits, ends, limit, lease, call, now)
-  local way, number, channel, calls = parse_offer(waits)
+local function keep_credit(offer, ends, limit, lease, call, now)
+  local way, number, channel, calls = parse_offer(offer)
   local listeners
   if way == '*' then
     listeners = count_listeners(channel)
