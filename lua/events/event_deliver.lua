@@ -74,8 +74,8 @@ local function make_due(id)
     if place >= PRIORITY_END then
       place = tonumber(timed_priority or nil) or place
     end
-    front = front - 1
     score = front_score(place, front)
+    front = front - 1
     redis.call('HSET', slot, 'front', front)
   end
   redis.call('ZADD', store, score, id)
