@@ -177,7 +177,9 @@ DIFFERENCES = {
         "dead_letters attempts": "python http",
         "peek attempts": "python http",
         "dead_letters steps": "python http",
+        "dead_letters waits_for": "python http",
         "peek steps": "python http",
+        "peek waits_for": "python http",
     },
     "a value in the form in which HTTP shows bodies": {
         "result outcome.value.is_truncated": "http",
