@@ -271,6 +271,7 @@ class CreditState(NamedTuple):
 
 
 NO_CREDIT = CreditState()
+NO_ENTRIES: Mapping[bytes, bytes] = {}
 
 
 class Batch(NamedTuple):
@@ -288,7 +289,7 @@ class Batch(NamedTuple):
     credit: CreditState = NO_CREDIT
     any_waited: bool = False  # messages have waited for an event
     lease: SharedLease | None = None  # shared lease of the batch; not part of the reply
-    entries: Mapping[bytes, bytes] | None = None  # steps and events by message; not of the reply
+    entries: Mapping[bytes, bytes] = NO_ENTRIES  # steps and events by message; not of the reply
 
 
 class HandOver(NamedTuple):

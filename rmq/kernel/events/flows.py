@@ -147,5 +147,5 @@ def _deliver(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes
                 log.debug("event %r: topic %r gets it later: %s", key, keys.topic, error)
                 break
             done += names[at : at + reply.seen]
-            at, count = at + reply.seen, count + reply.count
+            at, count = at + reply.seen, count + reply.got
     return done, count

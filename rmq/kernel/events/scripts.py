@@ -52,11 +52,11 @@ class Delivered(NamedTuple):
     """What `event_deliver` has done.
 
     Attributes:
-        count: Number of messages that got the event.
+        got: Number of messages that got the event.
         seen: How many of the members the call has looked at, from the first on.
     """
 
-    count: int
+    got: int
     seen: int
 
 
