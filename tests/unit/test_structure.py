@@ -52,7 +52,6 @@ FILES = sorted(
 # Batches: 610 lines and 5 files; their commands, HTTP, pages, service and doctor: 440 and 5 files.
 # Slots that a resize has added, for follow-ups and cancels of batches; unreported ends; names and
 # large batches that are deleted: 45 lines.
-# Events that messages wait for: 600 lines and 8 files.
 # Events that messages wait for: 461 lines and 7 files.
 LIMITS = {"lines": 51_613, "files": 461, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
