@@ -4,7 +4,7 @@ batch_end: report how members of a batch have ended.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] for each member, at most 500: its id in 26 characters, and a letter: s h d c e p o as in
           lib/results/results; l it was not found; x it is no member, because a message from outside
-          of the batch has its id
+          of the batch has its id. A dead letter for which the batch waits is always a member
 Returns   {state, number of open members}. The state is '' for a batch that does not exist
 Cost      O(n)
 Atomic    A member ends once; further reports change nothing. If the batch waits for dead letters, d
@@ -47,7 +47,8 @@ local known = redis.call('HMGET', batch, unpack(ids))
 local changed, removed, counts, seen, ended = {}, {}, {}, {}, 0
 for i = 1, n do
   local id, letter, value = ids[i], ARGV[ENDS_FROM + 2 * i - 1], known[i]
-  local is_member_open = value and not seen[id] and string.find(value, '^[.!]')
+  local open_state = letter == 'x' and '^[.]' or '^[.!]'
+  local is_member_open = value and not seen[id] and string.find(value, open_state)
   seen[id] = true
   if is_member_open and letter == 'd' and dead == 'wait' then
     changed[#changed + 1], changed[#changed + 2] = id, '!' .. string.sub(value, 2)

@@ -154,6 +154,68 @@ def test_a_duplicate_of_a_message_outside_is_no_member(
 
 
 @both_clients
+def test_a_duplicate_from_outside_is_no_member_although_a_reply_was_lost(
+    api: Any, client: rmq.Client, name: str, topics: tuple[Any, Any]
+) -> None:
+    rows, done = topics
+    outside = rows.send("other", dedup_key="k")
+    made = batch(api, topics, name)
+    made.open()
+    keys = made._definition.keys()
+    added = flows.scripts.batch_add(keys, name, rows.name, [outside.id])
+    assert client._transport.run(_one(added)).letters == "n"  # its reply is lost
+
+    (result,) = made.send_many(rows, [rmq.Outgoing("mine", dedup_key="k")])
+
+    assert (result.status, made.outside) == ("duplicate", [outside.id])
+    assert made.read().members == 0
+    assert made.close() == "done"
+    assert [counts.succeeded for _, counts in received(done)] == [0]
+
+
+@both_clients
+def test_a_member_that_is_received_at_most_once_counts_as_handed_over(
+    api: Any, name: str, topics: tuple[Any, Any]
+) -> None:
+    rows, done = topics
+    keeping = api.topic(rows.name, results=rmq.Results(keep=60))
+    with batch(api, topics, name) as made:
+        made.send_many(rows, [rmq.Outgoing(n) for n in range(3)])
+        made.send_many(keeping, [rmq.Outgoing(n) for n in range(3)])
+    rows.send("no member")
+
+    got = 0
+    with rows.consumer(mode="at_most_once") as consumer:
+        while got < 7:
+            got += len(consumer.receive(10, wait=1))
+
+    assert made.read().state == "done"
+    assert [(counts.succeeded, counts.handed_over) for _, counts in received(done)] == [(0, 6)]
+
+
+@pytest.mark.parametrize("how", ["result", "follow-up", "reject", "cancel"])
+def test_the_end_of_a_member_is_reported_at_once_by_a_new_process(
+    server: Server, client: rmq.Client, name: str, how: str
+) -> None:
+    rows, done = client.topic(f"{name}-rows"), client.topic(f"{name}-done")
+    results = rmq.Results(keep=60) if how == "result" else None
+    with batch(client, (rows, done), name) as made:
+        made.send(client.topic(rows.name, results=results), 1)
+
+    with rmq.Client(server.url) as other, other.topic(rows.name).consumer() as consumer:
+        (d,) = consumer.receive(wait=1)
+        if how == "reject":
+            d.reject("no")
+        elif how == "cancel":
+            client.topic(rows.name).cancel(d.id, running=True)
+            d.nack()
+        else:
+            d.ack(then=[rmq.Outgoing(2)] if how == "follow-up" else [])
+
+    assert made.read().state == "done"
+
+
+@both_clients
 def test_members_have_the_codec_and_the_results_of_their_topic(
     api: Any, client: rmq.Client, name: str
 ) -> None:

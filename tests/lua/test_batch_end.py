@@ -98,6 +98,17 @@ def test_a_message_from_outside_is_no_member(box: Box) -> None:
     assert end(box, (a, "s")) == ("o", 1)
 
 
+def test_a_dead_letter_for_which_the_batch_waits_is_a_member(box: Box) -> None:
+    open_batch(box, dead="wait")
+    (a,) = ids(1)
+    add(box, [a])
+    end(box, (a, "d"))
+    before = box.state()
+
+    assert end(box, (a, "x")) == ("o", 1)
+    assert box.changed(before) == {}
+
+
 def test_a_cancelled_batch_says_so_in_its_callback(box: Box) -> None:
     open_batch(box)
     (a,) = ids(1)

@@ -262,7 +262,8 @@ def _send_page(
     known: list[tuple[MessageId, str]] = []
     for at, out, result in zip(positions, marked, sent, strict=True):
         results[at] = result
-        if result.status == "duplicate" and letters[at] == NEW and out.marks:
+        # It may be a member already because the reply to an earlier `batch_add` was lost.
+        if result.status == "duplicate" and out.marks:
             known.append((ids[at], out.marks[BATCH_MARK]))
     outside = (yield from _outside(target, known)) if known else []
     if outside:

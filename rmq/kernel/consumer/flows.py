@@ -410,8 +410,9 @@ class ConsumerFlows:
             yield from self._offloaded.plan()
         if self.follow_ups.stored or "d" in answer:
             yield from self.follow_ups.send(deliveries if "d" in answer else ())
-        if self.context.keeps_results:
-            yield from sweep.report_ends(self.context, deliveries)
+        with_headers = [d for d in deliveries if d.record[0] & record.HEADERS]
+        if with_headers and settles:
+            yield from sweep.report_ends(self.context, with_headers)
         if error is None:
             return lost
         if settling.unanswered:

@@ -86,15 +86,19 @@ class DeliveryResults(ConsumerPart):
         """
         keeps = [d.record[0] & record.HEADERS and record.keep_of(d.record) for d in deliveries]
         times = {*keeps} - {0}
-        if not times:
+        pairs = zip(deliveries, keeps, strict=True)
+        if self._at_most_once:  # batches also count how their members have ended
+            given = [
+                HANDED_OVER if keep or record.is_member(d.record) else b"" for d, keep in pairs
+            ]
+        elif times:
+            given = [(d.result or _success(d)) if keep else b"" for d, keep in pairs]
+        else:
             return [], 0
         keep_s = times.pop() if len(times) == 1 else 0
         if keep_s and any(record.is_member(d.record) for d in deliveries):
             keep_s = 0  # the script must read the batches of members from their records
-        if self._at_most_once:
-            return [HANDED_OVER if keep else b"" for keep in keeps], keep_s
-        pairs = zip(deliveries, keeps, strict=True)
-        return [(d.result or _success(d)) if keep else b"" for d, keep in pairs], keep_s
+        return (given, keep_s) if any(given) else ([], 0)
 
     def set_value(self, delivery: InnerDelivery, value: object) -> None:
         """Set the value that the ack of a delivery stores.
