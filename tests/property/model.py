@@ -47,6 +47,7 @@ class Msg:
     timed_priority: int = 0  # of the topic; 0: "first"
     requested: bool = False  # the cancellation of its delivery
     keep: int = 0  # how long its result is kept, ms
+    batch: str = ""  # of which it is a member
 
     def timed(self, due: int, asks: bool, line: int) -> None:
         self.family, self.due, self.asks, self.order = "timed", due, asks, line

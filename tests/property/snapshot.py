@@ -10,7 +10,7 @@ import redis
 
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import ids_of
-from rmq.kernel.core.keys import TYPES, SlotKeys, topic_key, topics_key
+from rmq.kernel.core.keys import TYPES, SlotKeys, batches_key, topic_key, topics_key
 
 PLACES = ("store", "prepare", "dead")
 STEPS_NAME = 14  # bytes of the name of steps in `bodies`: a member and `s`
@@ -178,7 +178,8 @@ def check_keys(
 
     The keys of other topics, in `others`, are not checked.
     """
-    ours = {topic_key(prefix, topic), topics_key(prefix), *(topic_key(prefix, o) for o in others)}
+    ours = {topic_key(prefix, topic), topics_key(prefix), batches_key(prefix)}
+    ours |= {topic_key(prefix, other) for other in others}
     of_others = tuple(f"{prefix}:{{{name}_".encode() for name in others)
     stems = [name for name in SlotKeys.__slots__ if name.endswith("_stem")]
     own = [name for name in SlotKeys.__slots__ if name in TYPES]
