@@ -126,6 +126,8 @@ class Batched(BatchGround):
             self.claim(isinstance(got, BatchClosed), f"{batch.name} is closed, and takes members")
             self.reached["closed batch refuses members"] += 1
             return self.same("a batch that refuses members")
+        self.sync()  # the ends of known members are reported before they are sent
+        before = {id: batch.members[id] if state in OPEN else state for id, state in before.items()}
         self.reached["member adds to a closed batch"] += batch.state != "open"
         sent = [out for out in outs if before[out.id] in "n" + OPEN]  # type: ignore[index]
         if dies and sent:

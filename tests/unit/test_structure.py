@@ -53,7 +53,8 @@ FILES = sorted(
 # Slots that a resize has added, for follow-ups and cancels of batches; unreported ends; names and
 # large batches that are deleted: 45 lines.
 # Events that messages wait for: 461 lines and 7 files.
-LIMITS = {"lines": 51_613, "files": 461, "private": 76}
+# Ends of members that every process reports at once, also of members handed over: 5 lines.
+LIMITS = {"lines": 51_618, "files": 461, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
