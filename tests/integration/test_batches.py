@@ -282,7 +282,7 @@ def test_a_member_that_another_program_sends_meanwhile_stays_a_member(
         if then != "waits":
             running.extend(consumer.receive(wait=1))
         if then == "has ended":
-            monkeypatch.setattr("rmq.kernel.consumer.flows.report_ends", lambda *_: iter(()))
+            monkeypatch.setattr("rmq.kernel.follow_ups.sweep.report_ends", lambda *_: iter(()))
         if then in ("has ended", "is reported"):
             running.pop().ack()
         return send_many(*args)
