@@ -410,9 +410,8 @@ class ConsumerFlows:
             yield from self._offloaded.plan()
         if self.follow_ups.stored or "d" in answer:
             yield from self.follow_ups.send(deliveries if "d" in answer else ())
-        with_headers = [d for d in deliveries if d.record[0] & record.HEADERS]
-        if with_headers and settles:
-            yield from sweep.report_ends(self.context, with_headers)
+        if settles:
+            yield from sweep.report_ends(self.context, deliveries)
         if error is None:
             return lost
         if settling.unanswered:
