@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.acl import (
     batching as batching,
+    eventing as eventing,
     operating as operating,
     receiving as receiving,
     sending as sending,

@@ -53,7 +53,7 @@ _OPERATOR = (
     "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # to send the message of a schedule now
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
-    "batch_close", *_MEMBERS, *_WAITS, "event_signal", "event_waiters",
+    "batch_close", *_MEMBERS,
 )  # fmt: skip
 
 # The scripts of each role. The scripts of a viewer do not write if the topic exists.
@@ -77,7 +77,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     # Its API has the verbs of an operator and sends messages; its services need the other scripts.
     "server": frozenset((
         *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
-        "sample", "drop_expired", "locate",
+        "sample", "drop_expired", "locate", *_WAITS, "event_signal", "event_waiters",
     )),
     "admin": frozenset(),
 }  # fmt: skip
@@ -141,7 +141,7 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("leader", ("server",), ("operator", "viewer")),
     ("jobs", ("operator", "server"), ("viewer",)),
     ("batches", ("producer", "operator", "server"), ("viewer",)),
-    ("{events:*}:*", ("producer", "consumer", "worker", "operator", "server"), ()),
+    ("{events:*}:*", ("producer", "consumer", "worker", "server"), ()),
     ("audit_trail", ("operator", "server", "admin"), ("viewer",)),
     ("tokens", ("admin",), ("server",)),
     ("tokens_used", ("server", "admin"), ()),
@@ -167,7 +167,6 @@ _ONLY: dict[str, dict[Role, frozenset[str]]] = {
 _NOT_REACHED: dict[Role, frozenset[str]] = {
     **dict.fromkeys(("operator", "server"), frozenset((
         "zrevrangebylex",  # `audit_report` of sent numbers: these roles report missing numbers
-        "persist",  # lib/query, if the query holds more
     ))),
 }  # fmt: skip
 
