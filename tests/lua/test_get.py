@@ -5,6 +5,7 @@ from __future__ import annotations
 from rmq.kernel.topic import scripts
 from rmq.kernel.topic.scripts import QueueMember
 from tests.lua.box import ordered, stored, timed
+from tests.lua.eventing import LIMIT_MS, OVER, deliver, item, one_suspended, wait_of
 
 
 def get(box, id):
@@ -66,3 +67,17 @@ def test_message_without_a_record_is_found(box):
     box.break_record(id, None)
 
     assert get(box, id) == QueueMember("store", id, ordered(100, 1), b"", b"", 1)
+
+
+def test_suspended_message_is_found_with_its_wait_and_then_with_its_event(box):
+    id = one_suspended(box)
+    now, wait = box.clock.now_ms, wait_of(box)
+
+    assert get(box, id) == QueueMember(
+        "store", id, timed(now + LIMIT_MS, True), stored(1, priority=100), b"", 1,
+        wait=wait,
+    )  # fmt: skip
+    deliver(box, id)
+    event = item(box.clock.now_ms)
+    found = get(box, id)
+    assert (found.steps, found.wait[:1]) == (event, OVER)

@@ -14,6 +14,7 @@ from rmq.kernel.producer import scripts as producer_scripts
 from tests.conftest import any_binary
 from tests.lua.box import Box, ordered
 from tests.lua.crediting import WAYS, Sleeper, break_script, can_shard, credits_of, send_way
+from tests.lua.eventing import deliver, one_suspended
 from tests.lua.test_credits import check_that_an_unheard_probe_leaves_no_credit
 from tests.patience import PATIENCE_S
 from tests.servers import following
@@ -501,3 +502,27 @@ def test_control_a_credit_without_a_probe_is_one_that_nobody_hears(box, sleepers
 
     with pytest.raises(AssertionError):
         check_that_an_unheard_probe_leaves_no_credit(box, sleepers[0], 0)
+
+
+def test_a_message_that_has_waited_for_an_event_is_left_to_prepare(box, sleepers):
+    id = one_suspended(box)
+    deliver(box, id)
+    lease = box.take_one()
+    sleepers[0].offer()
+
+    box.release(lease)
+
+    assert sleepers[0].taken() == []
+    assert waiting(box) == [id]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_messages_are_taken_by_prepare_while_others_have_waited(box, sleepers, way):
+    suspended = one_suspended(box)
+    sleepers[0].offer()
+
+    sent = send_way(box, way)
+
+    handed = [lease.id for lease in sleepers[0].taken()]
+    assert handed in ([], sent)  # a single new message has not waited
+    assert set(waiting(box)) == {suspended, *sent} - set(handed)

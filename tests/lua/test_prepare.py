@@ -10,6 +10,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.core import score
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE, LEASE_MAX_MS, stored
+from tests.lua.eventing import deliver, one_suspended
 from tests.lua.failures import head
 
 
@@ -388,3 +389,31 @@ def test_a_call_that_found_nothing_and_is_no_repetition_writes_nothing(box):
     assert box.run(command(box, box.session())).ids == []
 
     assert box.state() == before
+
+
+def test_the_reply_says_whether_a_message_has_waited_for_an_event(box):
+    waited = one_suspended(box)
+    plain = box.one()
+    assert box.run(command(box, box.session(), 1)).any_waited is False
+    deliver(box, waited)
+    session = box.session()
+
+    for _ in range(2):  # a call that arrives twice
+        batch = box.run(command(box, session, 1))
+        assert (batch.ids, batch.any_waited) == ([waited], True)
+        assert batch.credit == scripts.NO_CREDIT
+    box.ack(*box.leases(batch))
+    assert box.run(command(box, session, 1)).any_waited is False
+    assert plain in box.order("prepare")
+    assert "bodies" not in box.state()
+
+
+def test_a_message_is_taken_at_the_end_of_its_time_limit(box):
+    id = one_suspended(box, limit_ms=1000)
+    batch = box.run(command(box, box.session(), 1))
+    assert (batch.ids, batch.wait_us) == ([], 1_000_000)
+
+    box.clock.advance(1)
+
+    batch = box.run(command(box, box.session(), 1))
+    assert (batch.ids, batch.any_waited) == ([id], True)

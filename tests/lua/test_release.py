@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
+from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.core.retry import Exponential
 from tests.lua.box import GONE, handed_back, ordered, timed
+from tests.lua.eventing import (
+    LIMIT_MS,
+    one_suspended,
+    suspend,
+    suspend_command,
+    suspended,
+    wait_at,
+    wait_of,
+)
 
 
 def test_release_puts_a_message_at_the_front_of_its_line(box):
@@ -194,3 +205,101 @@ def test_a_thousand_in_one_call_keep_their_order(box):
 
     assert box.release(*box.take(1000)) == "1" * 1000
     assert [lease.id for lease in box.take(1000)] == given
+
+
+def test_release_with_an_event_suspends_a_message_until_its_time_limit(box):
+    id = box.one(priority=50)
+    lease = box.take_one()
+    before = box.state()
+    session, now = box.session(), box.clock.now_ms
+
+    for _ in range(2):  # a call that arrives twice
+        assert box.run(suspend_command(box, [lease], session=session)) == "1"
+        assert box.changed(before) == {
+            ("slot", "front"): "-1",
+            ("prepare", id): GONE,
+            ("store", id): timed(now + LIMIT_MS, True),
+            ("waits", id): now,
+            wait_at(id): wait_of(box),
+            ("slot", "waited"): "1",
+            ("slot", "suspended"): "1",
+            ("slot", "large"): "1",
+        }
+
+
+def test_release_with_an_event_suspends_only_deliveries_with_a_valid_receipt(box):
+    box.send(2)
+    lost, kept = box.take(2)
+    box.release(lost)
+
+    assert suspend(box, lost, kept) == "01"
+
+    assert box.state()["waits"] == {kept.id: box.clock.now_ms}
+    assert suspended(box) == {"waited": "1", "suspended": "1", "large": "1"}
+
+
+def test_a_message_that_waits_again_is_counted_once(box):
+    id = one_suspended(box, limit_ms=1000)
+    box.clock.advance(1)
+    suspend(box, box.take_one(), key=b"second")  # its consumer has not read its events
+
+    assert suspended(box) == {"waited": "1", "suspended": "1", "large": "1"}
+    assert box.state()["bodies"] == {wait_at(id)[1]: wait_of(box, key=b"second")}
+
+
+def test_a_cancelled_delivery_is_not_suspended(box):
+    id = box.one()
+    lease = box.take_one()
+    box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), id, running=True))
+
+    assert suspend(box, lease) == "c"
+
+    state = box.state()
+    assert not {"waits", "bodies", "records"} & state.keys()
+    assert not {"waited", "suspended", "large"} & state["slot"].keys()
+
+
+def test_a_thousand_deliveries_are_suspended_in_one_call(box):
+    box.send(1000)
+
+    assert suspend(box, *box.take(1000)) == "1" * 1000
+
+    assert suspended(box) == {"waited": "1000", "suspended": "1000", "large": "1000"}
+    assert len(box.state()["waits"]) == 1000
+
+
+@pytest.mark.parametrize(("key", "limit_ms"), [(bytes(256), 1000), (b"key", 0)])
+def test_an_event_needs_a_short_key_and_a_time_limit(box, key, limit_ms):
+    box.one()
+    lease = box.take_one()
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match="RMQARG event"):
+        suspend(box, lease, key=key, limit_ms=limit_ms)
+    assert box.changed(before) == {}
+
+
+def test_in_order_a_suspended_message_goes_to_its_old_place_and_the_next_take_waits(box):
+    first, second = box.send(2)
+    lease, other = box.take(2, ordered=True)
+    before = box.state()
+
+    suspend(box, lease)
+    box.release(other)
+
+    assert box.order()[::-1] == [first, second]
+    changed = box.changed(before)
+    assert ("slot", "ordered") not in changed
+    assert ("slot", "holder") not in changed
+    assert box.take(2, ordered=True) == []
+    assert box.state()["slot"]["holder"] == first
+
+
+def test_messages_are_suspended_at_maxmemory(tight):
+    id = tight.one()
+    command = suspend_command(tight, [tight.take_one()])
+    tight.redis.script_load(command.script.text)
+    tight.redis.config_set("maxmemory", 1)
+
+    assert tight.run(command) == "1"
+    assert tight.state()["waits"] == {id: tight.clock.now_ms}

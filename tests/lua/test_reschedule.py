@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.features.messages import scripts
 from tests.lua.box import stored, timed
+from tests.lua.eventing import deliver, one_suspended, suspend, wait_at, wait_of
 
 
 def command(box, id, due, session=None):
@@ -107,3 +108,39 @@ def test_reschedule_wakes_who_waits(box):
     reschedule(box, id, 1000)
 
     assert box.counter("waiting") == 0
+
+
+def test_the_time_limit_of_a_suspended_message_moves(box):
+    id = one_suspended(box, priority=50)
+    now, due = box.clock.now_ms, box.clock.now_ms + 5000
+    before, session = box.state(), box.session()
+
+    assert box.twice(lambda: command(box, id, due, session)) == ("rescheduled", due)
+
+    assert box.changed(before) == {
+        ("store", id): timed(due, True),
+        ("records", id): stored(1, due=due, priority=50),
+        wait_at(id): wait_of(box, ago_ms=box.clock.now_ms - now, limit_ms=due - now),
+    }
+
+
+def test_in_order_a_suspended_message_that_is_rescheduled_is_taken_at_its_new_time(box):
+    id = box.one()
+    suspend(box, *box.take(1, ordered=True))
+    assert box.take(1, ordered=True) == []
+
+    reschedule(box, id, 1000)
+
+    assert box.take(1, ordered=True) == []
+    box.clock.advance(1)
+    assert [lease.id for lease in box.take(1, ordered=True)] == [id]
+
+
+def test_an_event_that_came_is_no_time_limit(box):
+    id = one_suspended(box)
+    deliver(box, id)
+    before = box.state()
+
+    reschedule(box, id, 5000)
+
+    assert wait_at(id) not in box.changed(before)

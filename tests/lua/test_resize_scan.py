@@ -9,6 +9,7 @@ import rmq
 from rmq.features.topic_admin import scripts
 from rmq.kernel.core.keys import SlotKeys
 from tests.lua import group
+from tests.lua.eventing import deliver, suspend
 from tests.lua.group import send_in
 
 
@@ -154,3 +155,39 @@ def test_held_messages_count_and_so_does_a_group_that_is_stopped(make_box):
     assert group.pause(box, "another") == 1
 
     assert scan(box) == 4
+
+
+def test_a_suspended_message_counts_only_after_its_event_or_time_limit(make_box):
+    box = make_box(groups=rmq.Groups())
+    send_in(box, "g")
+    mark(box, 1)
+    lease = box.take_one()
+    suspend(box, lease, limit_ms=1000)
+    assert scan(box) == 0
+
+    box.clock.advance(1)
+    assert scan(box) == 1
+    suspend(box, box.take_one())
+    assert scan(box) == 0
+    deliver(box, lease.id)
+    assert scan(box) == 1
+
+
+def test_messages_behind_a_suspended_one_count(make_box):
+    grouped = make_box(groups=rmq.Groups())
+    send_in(grouped, "g", 3)
+    mark(grouped, 3)
+    suspend(grouped, grouped.take_one())
+
+    assert scan(grouped) == 2
+
+
+def test_in_order_a_suspended_message_does_not_count(box):
+    box.send(2)
+    mark(box, 2)
+    first, second = box.take(2, ordered=True)
+    suspend(box, first)
+    assert scan(box) == 1  # the second is in flight
+    box.release(second)
+
+    assert scan(box) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rmq.kernel.topic.scripts import SlotDeleteReply, slot_delete
+from tests.lua.eventing import one_suspended
 from tests.lua.furnished import furnish
 
 # Admin.topic_delete finds these. Schedules are among them: a deletion that is undone keeps them.
@@ -66,4 +67,12 @@ def test_slot_of_a_newer_topic_stays_and_one_of_an_older_goes(box):
     assert box.twice(lambda: slot_delete(box.keys, b"%d" % (created - 1), 9)).state == -1
     assert box.state() == before
     assert box.run(slot_delete(box.keys, b"%d" % (created + 1), 9)).state == 1
+    assert box.state() == {}
+
+
+def test_suspended_messages_are_deleted_with_their_waits(box):
+    one_suspended(box)
+
+    assert box.run(slot_delete(box.keys, box.created, 0)) == SlotDeleteReply(0, 1, 0, 0)
+    assert box.run(slot_delete(box.keys, box.created, 1)) == SlotDeleteReply(1, 1, 0, 0)
     assert box.state() == {}

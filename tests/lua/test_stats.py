@@ -11,6 +11,7 @@ from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts
 from tests.lua.box import Box
+from tests.lua.eventing import deliver, one_suspended
 from tests.lua.following import ack_then, follow_up
 
 
@@ -138,6 +139,18 @@ def test_message_due_this_very_moment_is_due(box):
     assert (stats(box)["due"], stats(box)["later"], stats(box)["late_ms"]) == (1, 0, 0)
 
 
+def test_a_suspended_message_is_counted_among_those_that_are_due_later(box):
+    one_suspended(box, limit_ms=1000)
+    other = one_suspended(box, limit_ms=60_000)
+    assert (stats(box)["suspended"], stats(box)["later"]) == (2, 2)
+
+    deliver(box, other)
+    box.clock.advance(1)
+
+    found = stats(box)
+    assert (found["suspended"], found["later"], found["due"], found["priority"]) == (1, 0, 1, 1)
+
+
 def test_every_counter_tells_what_was_done(make_box):
     box = make_box(max_length=20, overflow="drop_lowest", on_expire="drop")
     ids = box.send(9, kept=True)
@@ -162,7 +175,7 @@ def test_every_counter_tells_what_was_done(make_box):
 
     found = stats(box)
 
-    assert {name: found[name] for name in scripts.STATS[15:-1]} == {
+    assert {name: found[name] for name in scripts.STATS[15:-2]} == {
         "accepted": 27, "merged": 1, "delivered": 5, "settled": 1, "returned": 3,
         "rolled_back": 2, "dead_lettered": 1, "redriven": 1, "cancelled": 1, "expired": 1,
         "dropped": 3, "purged": 1, "dead_dropped": 0,
