@@ -102,7 +102,7 @@ def event_deliver(
 ) -> Command[Delivered]:
     """Give an event to up to DELIVER_MOST messages of a slot.
 
-    A call stops after about 4 MiB of events and steps. Call this again for the remaining members.
+    A call stops after about 2 MiB of events and steps. Call this again for the remaining members.
     """
     return Command(
         script_loader.load("event_deliver"),
