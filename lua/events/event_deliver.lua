@@ -10,7 +10,7 @@ ARGV[6]   data                 the number of a codec in one byte, and the body; 
 ARGV[7..] n members (13 bytes each), 1 to 100
 Returns   {how many messages got the event, how many of the members the call has looked at}. The
           other messages do not wait for the event, or have got it. The call looks at no further
-          member after 4 MiB of events and steps. The caller gives these members to another call. In
+          member after 2 MiB of events and steps. The caller gives these members to another call. In
           a slot without a topic, no message waits
 Cost      O(n log L + size of their steps), L = members of the slot
 Atomic    A message that waits for its time limit goes to the front of its priority, or before all
@@ -22,15 +22,17 @@ Atomic    A message that waits for its time limit goes to the front of its prior
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/events/add_event"
 --- @include "lib/events/event_bounds"
+--- @include "lib/events/note_events"
 --- @include "lib/events/waits"
+--- @include "lib/events/with_event"
 --- @include "lib/member"
 --- @include "lib/records/place_in_record"
 --- @include "lib/scores/score"
 --- @include "lib/scores/timed_score"
 --- @include "lib/wake/wake"
 local IDS_FROM, IDS_MOST = 7, 100
+local WRITE_BYTES = 2097152 -- of events and steps, so that a call is short
 local now = clock(ARGV[1])
 local key, data = ARGV[4], ARGV[6]
 if #key < 1 or #key > KEY_MOST then
@@ -81,27 +83,30 @@ local function make_due(id)
   redis.call('ZADD', store, score, id)
 end
 
-local names, got, looked, bytes = nil, 0, 0, 0
+local names, got, new, looked, bytes, seen = nil, 0, 0, 0, 0, {}
 names = wait_names(ids)
 local found = redis.call('HMGET', bodies, unpack(names))
-while looked < n and bytes < READ_BYTES do
+while looked < n and bytes < WRITE_BYTES do
   looked = looked + 1
   local id, wait = ids[looked], found[looked]
   local awaited
   awaited = awaited_key(wait)
-  local score = awaited == key and tonumber(redis.call('ZSCORE', store, id) or nil)
+  local score = awaited == key and not seen[id] and tonumber(redis.call('ZSCORE', store, id) or nil)
   if score then
-    local size = add_event(id, 'e', key, at, data)
-    end_wait(id, wait)
+    local entry = redis.call('HGET', bodies, id .. 's')
+    local changed, over = with_event(entry or '', 'e', key, at, data), nil
+    over = ended_wait(wait)
+    redis.call('HSET', bodies, id .. 's', changed, names[looked], over)
     redis.call('ZREM', waits, id)
     if score >= TIMED_MIN then
       make_due(id)
     elseif holder == id then
       redis.call('HDEL', slot, 'holder')
     end
-    got, bytes = got + 1, bytes + size
+    got, new, bytes, seen[id] = got + 1, new + (entry and 0 or 1), bytes + #changed, true
   end
 end
+note_events(got, new)
 if got > 0 and (is_awaited(waiting, now) or is_awaited(blocked, now)) then
   wake(ARGV[2], ARGV[3])
 end

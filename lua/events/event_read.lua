@@ -15,11 +15,13 @@ Atomic    If a delivery still waits, no event came before its time limit: its st
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/events/add_event"
+--- @include "lib/events/note_events"
 --- @include "lib/events/waits"
+--- @include "lib/events/with_event"
 --- @include "lib/member"
 --- @include "lib/writes"
 local IDS_FROM = 2
+local PAGE = 20 -- steps of deliveries that are read at once
 local now = clock(ARGV[1])
 local n = (#ARGV - IDS_FROM + 1) / 2
 if n < 1 or n > MOST or n % 1 ~= 0 then
@@ -37,27 +39,52 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local ids = { unpack(ARGV, IDS_FROM, IDS_FROM + n - 1) }
-local names, reply, bytes = nil, {}, 0
+local names
 names = wait_names(ids)
 local found = redis.call('HMGET', bodies, unpack(names))
+local scores = redis.call('ZMSCORE', prepare, unpack(ids))
 redis.call('ZCARD', waits)
 allow_oom(prepare)
-for i = 1, n do
-  local id, wait, entry = ids[i], found[i], ''
-  local score = wait and redis.call('ZSCORE', prepare, id)
-  if score and tonumber(score) == tonumber(ARGV[IDS_FROM + n + i - 1]) then
-    local key
-    key = awaited_key(wait)
-    if key then
-      add_event(id, 't', key, now, '')
-      end_wait(id, wait)
-      redis.call('ZREM', waits, id)
+local reply, bytes, late, fields, new, seen = {}, 0, {}, {}, 0, {}
+
+-- Return the steps of a delivery. If it still waits, they get an item that says that its time limit
+-- has ended. `entry`: the steps that are stored, or false
+local function steps_of(id, wait, entry)
+  local key
+  key = awaited_key(wait)
+  if not key or seen[id] then
+    return seen[id] or entry or ''
+  end
+  local over
+  over = ended_wait(wait)
+  local changed = with_event(entry or '', 't', key, now, '')
+  late[#late + 1], seen[id], new = id, changed, new + (entry and 0 or 1)
+  for _, text in ipairs({ id .. 's', changed, id .. 'w', over }) do
+    fields[#fields + 1] = text
+  end
+  return changed
+end
+
+while #reply < n and bytes <= READ_BYTES do
+  local entries, first = {}, #reply
+  for i = 1, math.min(PAGE, n - first) do
+    entries[i] = ids[first + i] .. 's'
+  end
+  entries = redis.call('HMGET', bodies, unpack(entries))
+  for i = first + 1, first + #entries do
+    local entry, receipt = '', tonumber(ARGV[IDS_FROM + n + i - 1])
+    if found[i] and scores[i] and tonumber(scores[i]) == receipt then
+      entry = steps_of(ids[i], found[i], entries[i - first])
     end
-    entry = redis.call('HGET', bodies, id .. 's') or ''
+    reply[i], bytes = entry, bytes + #entry
+    if bytes > READ_BYTES then
+      break
+    end
   end
-  reply[i], bytes = entry, bytes + #entry
-  if bytes > READ_BYTES then
-    break
-  end
+end
+if #late > 0 then
+  redis.call('HSET', bodies, unpack(fields))
+  redis.call('ZREM', waits, unpack(late))
+  note_events(#late, new)
 end
 return reply

@@ -7,7 +7,6 @@ from typing import Any
 
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import EventKeys
-from rmq.kernel.core.steps import BEGUN, DONE, EVENT, LOST, TIMED_OUT
 from rmq.kernel.events import scripts
 from rmq.kernel.events.scripts import Check, Delivered, Signalled
 from rmq.kernel.results.scripts import step
@@ -16,9 +15,9 @@ from tests.lua.box import Box, Lease
 
 KEY, DATA = b"payment:7", b"\x01[7]"
 LIMIT_MS, DAY_MS = 60_000, 86_400_000
-WAITING, OVER = b"w", b"o"
+WAITING, OVER = b"w", b"o"  # states of a wait
+EVENT, TIMED_OUT, DONE = b"e", b"t", b"d"  # states of items
 NOTHING = Signalled(0, b"", [])
-__all__ = ["BEGUN", "DONE", "EVENT", "LOST", "TIMED_OUT"]
 
 
 def six(number: int) -> bytes:

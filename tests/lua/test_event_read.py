@@ -114,6 +114,16 @@ def test_the_reply_ends_after_4_mib(box: Box) -> None:
     assert all(len(entry) > 850_000 for entry in [*first, *rest])
 
 
+def test_a_delivery_that_is_named_twice_times_out_once(box: Box) -> None:
+    one_suspended(box, limit_ms=1000)
+    box.clock.advance(1)
+    lease = box.take_one()
+    late = item(box.clock.now_ms, TIMED_OUT, data=b"")
+
+    assert read(box, *[lease] * 30) == [late] * 30
+    assert suspended(box) == {"waited": "1", "suspended": "0", "steps": "1", "large": "2"}
+
+
 def test_1000_deliveries_in_one_call(box: Box) -> None:
     box.send(1000)
     suspend(box, *box.take(1000), limit_ms=1000)

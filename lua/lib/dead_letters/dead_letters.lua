@@ -1,5 +1,5 @@
 -- Add messages to the DeadQueue, and drop old dead letters.
---- @needs slot dead failures
+--- @needs slot dead failures bodies
 --- @include "lib/follow_ups/copy_dead"
 --- @include "lib/settle/attempts"
 --- @include "lib/records/drop_for_good"
@@ -46,7 +46,15 @@ local function add_dead(died, audited, retention, now)
   redis.call('HINCRBY', slot, 'dead_lettered', #ids)
   if redis.call('HEXISTS', slot, 'waited') == 1 then
     --- @include "lib/events/end_waits"
-    end_waits(ids)
+    local fields, found
+    fields, found = end_waits(ids)
+    for i = 1, #ids do
+      if found[i] then
+        local over
+        over = ended_wait(found[i])
+        redis.call('HSET', bodies, fields[i], over)
+      end
+    end
   end
   if died.dead_to then
     copy_dead(died, now)

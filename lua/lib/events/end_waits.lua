@@ -1,18 +1,18 @@
 -- Ending the waits of messages that die or are removed.
---- @needs bodies
+--- @needs slot bodies
 --- @include "lib/events/waits"
 
--- Note that messages no longer wait for an event. Call it after a write that frees memory.
+-- Count the messages that wait for an event as messages that no longer wait. Return the names of
+-- the fields with the waits of all messages, and the waits by position.
 --- @inline
 local function end_waits(ids)
-  local names
+  local names, ended
   names = wait_names(ids)
-  local waits_of = redis.call('HMGET', bodies, unpack(names))
+  local found, count = redis.call('HMGET', bodies, unpack(names)), 0
   for i = 1, #ids do
-    local key
-    key = awaited_key(waits_of[i])
-    if key then
-      end_wait(ids[i], waits_of[i])
-    end
+    ended = waiting_count(found[i])
+    count = count + ended
   end
+  redis.call('HINCRBY', slot, 'suspended', -count)
+  return names, found
 end

@@ -17,11 +17,10 @@ them wait. The field `large` counts them as well, so that the short form of ack 
 key `waits` has when a process next registers a waiting message with its event, epoch ms. It may
 also have members that no longer wait. event_checks removes these.
 ]]
---- @needs slot bodies
 --- @include "lib/bounds"
 local LIMIT_AT = 8 -- position of the end of the time limit
 local WAIT_HEAD = 13 -- bytes of a wait before the key
-local SUSPENDED = 'w'
+local SUSPENDED, IS_WAITING = 'w', 119 -- the first byte of a message that waits
 
 -- Return the names of the fields that have the waits of messages.
 --- @inline
@@ -40,6 +39,12 @@ local function awaited_key(wait)
   return wait and string.sub(wait, 1, 1) == SUSPENDED and string.sub(wait, WAIT_HEAD + 1) or nil
 end
 
+-- Return 1 if a message waits for an event, else 0.
+--- @inline
+local function waiting_count(wait)
+  return wait and string.byte(wait, 1) == IS_WAITING and 1 or 0
+end
+
 -- Return the end of the time limit of a wait, epoch ms.
 --- @inline
 local function limit_of(wait)
@@ -47,9 +52,8 @@ local function limit_of(wait)
   return high * WORD + low
 end
 
--- Note that the wait of a message is over. `wait`: the value of the field.
+-- Return the value of the field when the wait is over.
 --- @inline
-local function end_wait(id, wait)
-  redis.call('HSET', bodies, id .. 'w', 'o' .. string.sub(wait, 2))
-  redis.call('HINCRBY', slot, 'suspended', -1)
+local function ended_wait(wait)
+  return 'o' .. string.sub(wait, 2)
 end
