@@ -123,15 +123,19 @@ def name_of(box: Box, id: bytes) -> bytes:
 
 def event_state(box: Box, key: bytes = KEY) -> dict[str, Any]:
     """The keys of an event as plain data, with their time to live in ms (-1: they stay)."""
-    keys, found = event_keys(box, key), {}
+    keys, found = event_keys(box, key), dict[str, Any]()
     if box.redis.exists(keys.event):
         found["event"] = box.redis.get(keys.event), near(box.redis.pttl(keys.event))
     if box.redis.exists(keys.waiters):
-        waiters = box.redis.zrange(keys.waiters, 0, -1, withscores=True)
-        found["waiters"] = dict(waiters), near(box.redis.pttl(keys.waiters))
+        found["waiters"] = _scores(box, keys.waiters), near(box.redis.pttl(keys.waiters))
     if box.redis.exists(keys.undelivered):
-        found["undelivered"] = dict(box.redis.zrange(keys.undelivered, 0, -1, withscores=True))
+        found["undelivered"] = _scores(box, keys.undelivered)
     return found
+
+
+def _scores(box: Box, key: bytes) -> dict[Any, Any]:
+    pairs: list[Any] = box.redis.zrange(key, 0, -1, withscores=True)
+    return dict(pairs)
 
 
 def near(ttl_ms: int) -> int:

@@ -283,7 +283,8 @@ def test_a_message_without_a_record_can_be_received_at_once(box: Box) -> None:
 def test_wrong_arguments_change_nothing(box: Box, field: str, position: int, value: object) -> None:
     command = deliver_command(box, [one_suspended(box)])
     before = box.state()
-    command.args[position] = value
+    args: Any = command.args
+    args[position] = value
 
     with pytest.raises(redis.ResponseError, match=f"RMQARG {field}"):
         box.run(command)
