@@ -30,7 +30,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.record import queue_position
 from rmq.kernel.core.score import SHARED_S
 from rmq.kernel.core.validation import duration_ms
-from rmq.kernel.events.scripts import event_read
+from rmq.kernel.events.scripts import READ_MOST, event_read
 from rmq.kernel.topic import opening, reading, tidy
 from rmq.kernel.transport.flow.steps import (
     POLL_S,
@@ -473,8 +473,8 @@ def _read_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[dic
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     entries: list[bytes] = []
     while len(entries) < len(leases.ids):
-        at = len(entries)
-        entries += yield event_read(keys, leases.ids[at:], leases.scores[at:])
+        part = slice(len(entries), len(entries) + READ_MOST)
+        entries += yield event_read(keys, leases.ids[part], leases.scores[part])
     return {id: entry for id, entry in zip(leases.ids, entries, strict=True) if entry}
 
 

@@ -15,6 +15,7 @@ from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
 CHECKS_MOST = 500  # messages of one call of `event_checks` or `event_register`
+READ_MOST = 500  # deliveries of one call of `event_read`, so that Redis is not busy for long
 DELIVER_MOST = 100  # messages of one call of `event_deliver`
 
 
