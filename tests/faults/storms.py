@@ -29,6 +29,7 @@ from tests.faults import (
     bank_storm,
     batches_storm,
     cancels_storm,
+    events_storm,
     follow_ups_storm,
     groups_storm,
     hostile,
@@ -247,6 +248,13 @@ def batches(stage: Stage, seed: int) -> Played:
         return batches_storm.played(place, folder, stage.name(), random.Random(seed))
 
 
+def events(stage: Stage, seed: int) -> Played:
+    """Messages that wait for events; the seed chooses a server, Sentinel or a Cluster."""
+    place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
+    with stage.folder() as folder:
+        return events_storm.played(place, folder, stage.name(), random.Random(seed))
+
+
 def follow_ups(stage: Stage, seed: int) -> Played:
     """Chains of follow-ups; the seed chooses a server, Sentinel or a Cluster."""
     place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
@@ -300,4 +308,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "results": results,
     "steps": steps,
     "batches": batches,
+    "events": events,
 }
