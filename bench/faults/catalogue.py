@@ -133,4 +133,9 @@ ROWS = (
         "and the topics are resized or paused",
         "each callback is sent once, not before the last member has ended, and with the counts of "
         "its batch"),
+    Row("F42", "processes that suspend messages, and processes that signal events, die between any "
+        "two steps, while Redis fails over, the topic is resized or paused, and `rmq server` is "
+        "killed",
+        "each waiting message continues once for each wait: with the first signalled body, or "
+        "after its time limit"),
 )  # fmt: skip

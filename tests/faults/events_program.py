@@ -26,7 +26,9 @@ from typing import Any, NoReturn
 import rmq
 from rmq.kernel.consumer import state
 from rmq.kernel.events import flows
+from rmq.kernel.events.scripts import Signalled
 from rmq.kernel.follow_ups import sweep
+from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.lua import script_loader
 from tests.faults.follower import die_before
 from tests.property.mutants import Change, loader
@@ -172,7 +174,7 @@ class Book:
 def main(text: str, _: str = "") -> int:
     task = Task(**json.loads(text))
     # Only the time between two sweeps is shorter here. The times in the scripts are those of users.
-    state.SWEEP_S, state.FIRST_SWEEP_S = SWEEP_S, 0.1
+    vars(state).update(SWEEP_S=SWEEP_S, FIRST_SWEEP_S=0.1)
     if BROKEN.get(task.broken):
         script_loader.load = loader(BROKEN[task.broken])  # type: ignore[assignment]
     if task.broken == "delivered-twice":
@@ -197,10 +199,10 @@ def _deliver_twice() -> None:
     """Deliver each event a second time, as another process may do at the same time."""
     once = flows._deliver
 
-    def twice(*args: Any) -> Any:
-        found = yield from once(*args)
+    def twice(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes], int]]:
+        found = yield from once(prefix, key, event)
         time.sleep(0.05)
-        yield from once(*args)
+        yield from once(prefix, key, event)
         return found
 
     flows._deliver = twice

@@ -27,7 +27,9 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +47,7 @@ SERVICE_STEPS = ("event_checks", "event_register", "event_deliver", "event_waite
 SIGNAL_STEPS = ("event_signal", "event_deliver", "event_waiters")
 FAULTS = ("redis", "server", "pause", "resize") * 2
 PROCESSES, AT_ONCE, LEAST, MOST, BACKLOG_MOST, AHEAD = 3, 10, 120, 300, 70, 20
-DEATHS, PATIENCE_S, END_S, EARLY_S = 16, 6.0, 300.0, 0.005
+DEATHS, PATIENCE_S, JUDGE_S, END_S, EARLY_S = 16, 6.0, 2.0, 300.0, 0.005
 CANCELS, SLOTS_MOST = 8, 32
 
 
@@ -114,9 +116,9 @@ class Storm:
         self._living: list[Forked] = []
         self._signallers: list[Forked] = []
         self._next_signalled = 0  # number of the first message without a signaller
+        self._windows: list[int] = []  # numbers of first messages of signallers that are to start
         self._ids: dict[int, tuple[rmq.Topic, rmq.MessageId]] = {}
         self._cancelled: dict[int, int] = {}  # number of the message -> lines of the log
-        self._wrong: list[str] = []
         self._client = rmq.Client(place.url, retry_for=30)
         self._topics = topics(self._client, stem)
         # A resize waits for older messages of ordered groups, so this topic keeps its slots.
@@ -132,15 +134,20 @@ class Storm:
         watch = Watch(self._state, end_s=self._end_s)
         try:
             self._hurts.start()
-            is_signalled = False
+            is_signalled, look_at = False, 0.0
             while True:
+                if time.monotonic() > look_at:
+                    look_at = time.monotonic() + JUDGE_S
+                    found = self._judge_deliveries(self._lines())
+                    if found.wrong:  # such messages may never end
+                        return found
                 self._look_at_processes()
                 self._look_at_signallers()
                 is_over = not (self._deaths or self._dying or self._hurts)
                 is_over = is_over and self._sent >= LEAST
                 if not is_over and self._sent < MOST and self._backlog() < BACKLOG_MOST:
                     self._send()
-                if is_over and self._next_signalled >= self._sent and not self._signallers:
+                if is_over and not self._windows and not self._signallers:
                     if not is_signalled:
                         self._signal_others()
                         is_signalled = True
@@ -200,13 +207,17 @@ class Storm:
             if process.returncode:
                 bury([], [process])
                 self._fired["signaller dies"] += 1
+                if self._rng.random() < 0.5:  # another one repeats its signals
+                    self._windows.append(json.loads(process.args[1])["first"])
         # Signals of messages that are not sent yet come before the registration.
-        while len(self._signallers) < 2 and self._next_signalled < self._sent + AHEAD:
+        while self._next_signalled < self._sent + AHEAD:
+            self._windows.append(self._next_signalled)
+            self._next_signalled += AT_ONCE
+        while len(self._signallers) < 2 and self._windows:
             dies = self._rng.random() < 0.6
             command = self._rng.choice(SIGNAL_STEPS) if dies else ""
             nth = self._rng.randrange(5)
-            self._signallers.append(self._start(SIGNALLER, command, nth, self._next_signalled))
-            self._next_signalled += AT_ONCE
+            self._signallers.append(self._start(SIGNALLER, command, nth, self._windows.pop(0)))
 
     def _drop(self) -> None:
         """Kill processes whose moment has not come."""
@@ -225,6 +236,7 @@ class Storm:
         topic, id = self._ids[n]
         if topic.cancel(id) == "cancelled":
             self._cancels += 1
+            self._fired["cancel"] += 1
             self._cancelled[n] = len(self._lines())
 
     def _signal_others(self) -> None:
@@ -264,80 +276,94 @@ class Storm:
 
     def _judge(self) -> Found:
         lines, stats = self._lines(), self._stats()
-        counts, events = Counter[str](), defaultdict[str, set[tuple[Any, int]]](set)
+        found = self._judge_deliveries(lines)
         settled, cancelled = (
             sum(each[name] for each in stats) for name in ("settled", "cancelled")
         )
         if (settled, cancelled) != (self._sent - self._cancels, self._cancels):
-            self._wrong.append(f"settled {settled}, cancelled {cancelled} of {self._sent}")
+            found.wrong.append(f"settled {settled}, cancelled {cancelled} of {self._sent}")
+        done = {n for word, n, *_ in lines if word == "done"}
+        found.wrong.extend(
+            f"never done: message {n}"
+            for n in range(self._sent)
+            if n not in done and n not in self._cancelled
+        )
+        found.wrong.extend(self._left_keys())
+        return found
+
+    def _judge_deliveries(self, lines: list[list[Any]]) -> Found:
+        """Judge what the processes have logged so far."""
+        found = Found(self._sent, Counter(), [], self._fired)
+        events: dict[str, set[tuple[Any, int]]] = defaultdict(set)
         for n, deliveries in sorted(_deliveries(lines).items()):
-            self._judge_message(n, deliveries, counts)
+            found.wrong.extend(_judge_message(n, deliveries, found.counts))
             for each in deliveries:
                 for key, (body, timed_out, at_ms) in each.events.items():
                     if not timed_out:
                         events[key].add((body, at_ms))
-        done = {n for word, n, *_ in lines if word == "done"}
-        self._wrong += [f"never done: message {n}" for n in range(self._sent)
-                        if n not in done and n not in self._cancelled]  # fmt: skip
-        self._wrong += [f"message {n} begins after its cancel" for n, at in self._cancelled.items()
-                        if any(line[:2] == ["begin", n] for line in lines[at:])]  # fmt: skip
-        self._judge_signals(lines, events, counts)
-        self._judge_keys()
-        return Found(self._sent, counts, self._wrong, self._fired)
+        found.wrong.extend(
+            f"message {n} begins after its cancel"
+            for n, at in self._cancelled.items()
+            if any(line[:2] == ["begin", n] for line in lines[at:])
+        )
+        found.wrong.extend(_judge_signals(lines, events, found.counts))
+        return found
 
-    def _judge_message(self, n: int, deliveries: list[Delivery], counts: Counter[str]) -> None:
-        first = deliveries[0]
-        if first.events:
-            self._wrong.append(f"events without a wait: message {n}: {first}")
-        for before, after in zip(deliveries, deliveries[1:], strict=False):
-            new = {key for key, event in after.events.items() if before.events.get(key) != event}
-            lost = set(before.events) - set(after.events)
-            awaited = {before.wait[0]} if before.wait else set()
-            is_same = after.attempt == before.attempt
-            if after.fence == before.fence or (is_same and not awaited):
-                self._wrong.append(f"doubled: message {n}: {before}, then {after}")
-            elif lost or new - awaited:
-                self._wrong.append(f"another event: message {n}: {before}, then {after}")
-            elif is_same and not new:
-                self._wrong.append(f"no event: message {n}: {before}, then {after}")
-            elif new and before.wait:
-                key, limit_s, since = before.wait
-                _, timed_out, at_ms = after.events[key]
-                counts["timed out" if timed_out else "event"] += 1
-                if timed_out and at_ms / 1000 < since + limit_s - EARLY_S:
-                    self._wrong.append(f"timed out early: message {n}: {before}, then {after}")
-            else:
-                counts["retry"] += 1
-
-    def _judge_signals(
-        self, lines: list[list[Any]], events: dict[str, set[tuple[Any, int]]], counts: Counter[str]
-    ) -> None:
-        stored: dict[str, list[Any]] = defaultdict(list)
-        for word, *rest in lines:
-            if word == "signal":
-                key, body, answer = rest[4:7]
-                counts[answer] += 1
-                if answer == "stored":
-                    stored[key].append(body)
-        for key, bodies in stored.items():
-            if len(bodies) > 1:
-                self._wrong.append(f"stored twice: {key}: {bodies}")
-        for key, found in events.items():
-            got = {body.removesuffix("-repeated") for body, _ in found}
-            if len(found) > 1 or (stored[key] and got != set(stored[key])):
-                self._wrong.append(f"other bodies: {key}: {found}, stored {stored[key]}")
-
-    def _judge_keys(self) -> None:
-        """Insist that no wait and no registration is left."""
+    def _left_keys(self) -> Iterator[str]:
+        """Find waits and registrations that are left in Redis."""
         for topic in self._topics:
             for keys in (SlotKeys("rmq", topic.name, n) for n in range(SLOTS_MOST)):
                 fields = self._ask("HMGET", keys.slot, "waited", "suspended", "large", "steps")
                 left = [*self._ask("HKEYS", keys.bodies), *(each for each in fields if each)]
                 if any(each != b"0" for each in left):
-                    self._wrong.append(f"left in {keys.slot!r}: {left[:5]}")
+                    yield f"left in {keys.slot!r}: {left[:5]}"
         for key in {key for n in range(self._sent) for key in keys_of(self._stem, n)}:
             if self._ask("EXISTS", EventKeys(self._client._prefix, key.encode()).waiters):
-                self._wrong.append(f"a waiter is left: {key}")
+                yield f"a waiter is left: {key}"
+
+
+def _judge_message(n: int, deliveries: list[Delivery], counts: Counter[str]) -> Iterator[str]:
+    if deliveries[0].events:
+        yield f"events without a wait: message {n}: {deliveries[0]}"
+    for before, after in pairwise(deliveries):
+        told = f"message {n}: {before}, then {after}"
+        new = {key for key, event in after.events.items() if before.events.get(key) != event}
+        lost = set(before.events) - set(after.events)
+        awaited = {before.wait[0]} if before.wait else set()
+        is_same = after.attempt == before.attempt
+        if after.fence == before.fence or (is_same and not awaited):
+            yield f"doubled: {told}"
+        elif lost or new - awaited:
+            yield f"another event: {told}"
+        elif is_same and not new:
+            yield f"no event: {told}"
+        elif new and before.wait:
+            key, limit_s, since = before.wait
+            _, timed_out, at_ms = after.events[key]
+            counts["timed out" if timed_out else "event"] += 1
+            if timed_out and at_ms / 1000 < since + limit_s - EARLY_S:
+                yield f"timed out early: {told}"
+        else:
+            counts["retry"] += 1
+
+
+def _judge_signals(
+    lines: list[list[Any]], events: dict[str, set[tuple[Any, int]]], counts: Counter[str]
+) -> Iterator[str]:
+    stored: dict[str, list[Any]] = defaultdict(list)
+    for word, *rest in lines:
+        if word == "signal":
+            key, body, answer = rest[4:7]
+            counts[answer] += 1
+            if answer == "stored":
+                stored[key].append(body)
+    for key, bodies in stored.items():
+        if len(bodies) > 1:
+            yield f"stored twice: {key}: {bodies}"
+    for key, found in events.items():
+        got = {body for body, _ in found}
+        if len(found) > 1 or (stored[key] and got != set(stored[key])):
+            yield f"other bodies: {key}: {found}, stored {stored[key]}"
 
 
 def _deliveries(lines: list[list[Any]]) -> dict[int, list[Delivery]]:
