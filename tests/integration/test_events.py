@@ -404,13 +404,32 @@ def test_a_registration_is_repeated_ever_more_rarely(
         clock.advance(waits[-1] / 1000 + 1)
         found = client._transport.run(_checks(slot))
         assert [check.key for check in found] == [name.encode()]
-        client._transport.run(_checks(slot, [found[0].member]))
+        client._transport.run(_checks(slot, found))
     assert waits[0] == 300_000
     assert all(after > 1.5 * before for before, after in pairwise(waits[1:]))
 
 
 def _checks(slot: Any, registered: Any = ()) -> Any:
     return (yield scripts.event_checks(slot, registered, 10))
+
+
+def test_a_wait_that_begins_during_a_registration_is_registered_at_once(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic(name)
+    topic.send(1)
+    suspend(topic, f"{name}-a", timeout=1)
+    slot = topic._context.slots[0]
+    clock.advance(301)
+    earlier = client._transport.run(_checks(slot))
+    with monkeypatch.context() as patched:
+        patched.setattr("rmq.kernel.follow_ups.sweep.try_register", lambda *_: iter(()))
+        suspend(topic, f"{name}-b")  # and another process is to register it
+
+    found = client._transport.run(_checks(slot, earlier))
+    assert [(each.member, each.key.decode()[-1]) for each in (*earlier, *found)] == [
+        (earlier[0].member, "a"), (earlier[0].member, "b"),
+    ]  # fmt: skip
 
 
 def test_redis_at_maxmemory_stores_no_event_and_suspends(

@@ -153,7 +153,9 @@ def _forget(f: Furnished, box: Box) -> Command[Any]:
 def _check_waits(f: Furnished, box: Box) -> Command[Any]:
     """Return a message that is to be registered, and plan another."""
     eventing.suspend(box, f.leased, f.failed)
-    return events_scripts.event_checks(box.keys, [member_of(f.failed.id)], 10)
+    member = member_of(f.failed.id)
+    wait: Any = box.redis.hget(box.keys.bodies, member + b"w")
+    return events_scripts.event_checks(box.keys, [events_scripts.Check(member, wait)], 10)
 
 
 Call = Callable[[Furnished], Command[Any]]

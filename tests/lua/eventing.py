@@ -96,10 +96,11 @@ def read(box: Box, *leases: Lease) -> list[bytes]:
 
 
 def checks(box: Box, *registered: bytes, limit: int = 500) -> list[Check]:
-    """The messages that are to be registered with their event."""
-    found: list[Check] = box.run(
-        scripts.event_checks(box.keys, [member_of(id) for id in registered], limit)
-    )
+    """The messages that are to be registered with their event. `registered`: with their wait."""
+    members = [member_of(id) for id in registered]
+    waits: list[Any] = [box.redis.hget(box.keys.bodies, member + b"w") for member in members]
+    given = [Check(member, wait or b"") for member, wait in zip(members, waits, strict=True)]
+    found: list[Check] = box.run(scripts.event_checks(box.keys, given, limit))
     return found
 
 

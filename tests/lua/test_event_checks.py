@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from rmq.kernel.core.ids import member_of
-from rmq.kernel.events.scripts import Check
+from rmq.kernel.events.scripts import event_checks
 from tests.lua.box import GONE, Box
 from tests.lua.eventing import KEY, LIMIT_MS, checks, deliver, one_suspended, suspend, wait_at
 
@@ -18,9 +18,11 @@ def test_a_suspended_message_is_returned_at_once_and_then_after_5_s(box: Box) ->
     now = box.clock.now_ms
     before = box.state()
     assert before["waits"] == {id: now}
-    expected = [Check(member_of(id), KEY, now + LIMIT_MS)]
+    expected = checks(box)
 
-    assert checks(box) == expected
+    assert [(each.member, each.key, each.until_ms) for each in expected] == [
+        (member_of(id), KEY, now + LIMIT_MS)
+    ]
     assert box.changed(before) == {("waits", id): now + 5000}
     assert checks(box) == []
     box.clock.advance(4.999)
@@ -89,7 +91,21 @@ def test_a_message_that_waits_again_is_registered_for_its_new_event(box: Box) ->
     deliver(box, id)
     suspend(box, box.take_one(), key=b"other", limit_ms=7000)
 
-    assert checks(box) == [Check(member_of(id), b"other", box.clock.now_ms + 7000)]
+    (found,) = checks(box)
+    assert (found.member, found.key) == (member_of(id), b"other")
+    assert found.until_ms == box.clock.now_ms + 7000
+
+
+def test_a_wait_that_began_after_the_registered_one_is_not_planned(box: Box) -> None:
+    id = one_suspended(box)
+    registered = checks(box)
+    deliver(box, id)
+    suspend(box, box.take_one(), key=b"other")
+    before = box.state()
+
+    box.run(event_checks(box.keys, registered, 0))
+    assert box.changed(before) == {}
+    assert [each.key for each in checks(box)] == [b"other"]
 
 
 def test_500_messages_of_one_call(box: Box) -> None:

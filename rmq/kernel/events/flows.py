@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from rmq.errors import RMQError, StorageError
 from rmq.kernel.core.keys import EVENT_SLOTS, EventKeys, SlotKeys, events_stem, wake_channel
 from rmq.kernel.events import scripts
-from rmq.kernel.events.scripts import CHECKS_MOST, DELIVER_MOST, Signalled
+from rmq.kernel.events.scripts import CHECKS_MOST, DELIVER_MOST, Check, Signalled
 from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
 from rmq.kernel.transport.lua.script_loader import plain
@@ -61,14 +61,14 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
 
     If the event of a message was signalled before, the message gets it now.
     """
-    registered: list[bytes] = []
+    registered: list[Check] = []
     while True:
         checks = yield scripts.event_checks(slot, registered, CHECKS_MOST)
         if not checks:
             return
         by_key: dict[bytes, list[tuple[bytes, int]]] = {}
-        for member, key, until_ms in checks:
-            by_key.setdefault(key, []).append((_name_of(slot, member), until_ms))
+        for check in checks:
+            by_key.setdefault(check.key, []).append((_name_of(slot, check.member), check.until_ms))
         replies = yield from pipeline(
             [scripts.event_register(EventKeys(prefix, key), by_key[key]) for key in by_key]
         )
@@ -78,8 +78,7 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
                 waiters = [name for name, _ in by_key[key]]
                 done, _ = yield from _deliver(prefix, key, event._replace(waiters=waiters))
                 failed.update(set(waiters) - set(done))
-        members = [check.member for check in checks]
-        registered = [member for member in members if _name_of(slot, member) not in failed]
+        registered = [check for check in checks if _name_of(slot, check.member) not in failed]
 
 
 def deliver_pending(prefix: str) -> Flow[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from rmq.kernel.core.ids import members_of
+from rmq.kernel.core.ids import MEMBER_SIZE, members_of
 from rmq.kernel.core.keys import EventKeys, SlotKeys
 from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command
@@ -16,6 +16,7 @@ from rmq.kernel.transport.lua import script_loader
 
 CHECKS_MOST = 500  # messages of one call of `event_checks` or `event_register`
 READ_MOST = 500  # deliveries of one call of `event_read`, so that Redis is not busy for long
+WAIT_HEAD = 13  # bytes of a wait before the key of its event
 DELIVER_MOST = 100  # messages of one call of `event_deliver`
 
 
@@ -24,13 +25,21 @@ class Check(NamedTuple):
 
     Attributes:
         member: Name of the message in its slot.
-        key: Key of the event.
-        until_ms: End of the time limit, epoch ms.
+        wait: The wait as the slot stores it. A later wait of the message has another value.
     """
 
     member: bytes
-    key: bytes
-    until_ms: int
+    wait: bytes
+
+    @property
+    def key(self) -> bytes:
+        """Key of the event."""
+        return self.wait[WAIT_HEAD:]
+
+    @property
+    def until_ms(self) -> int:
+        """End of the time limit, epoch ms."""
+        return int.from_bytes(self.wait[WAIT_HEAD - 6 : WAIT_HEAD], "big")
 
 
 class Signalled(NamedTuple):
@@ -113,18 +122,13 @@ def event_deliver(
     )
 
 
-def event_checks(keys: SlotKeys, registered: Iterable[bytes], limit: int) -> Command[list[Check]]:
+def event_checks(keys: SlotKeys, registered: Iterable[Check], limit: int) -> Command[list[Check]]:
     """Note that messages of a slot are registered. The result has the next ones to register."""
-
-    def parse(reply: list[bytes]) -> list[Check]:
-        rows = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
-        return [Check(member, key, int(until_ms)) for member, key, until_ms in rows]
-
     return Command(
         script_loader.load("event_checks"),
         (keys.slot, keys.store, keys.bodies, keys.waits),
-        [clock.now_us, limit, *registered],
-        parse,
+        [clock.now_us, limit, *(each.member + each.wait for each in registered)],
+        lambda reply: [Check(text[:MEMBER_SIZE], text[MEMBER_SIZE:]) for text in reply],
     )
 
 
