@@ -42,8 +42,8 @@ BROKEN: dict[str, list[Change]] = {
     "registration-forgotten": [
         (
             "event_checks",
-            "redis.call('ZADD', waits, now + math.max(wait_ms, waited), ids[i])",
-            "redis.call('ZREM', waits, ids[i])",
+            "redis.call('ZADD', waits, unpack(times))",
+            "redis.call('ZREM', waits, unpack(ids))",
         )
     ],
     "event-before-the-wait-ignored": [("event_register", "if stored then", "if false then")],
@@ -54,7 +54,7 @@ BROKEN: dict[str, list[Change]] = {
             "wait and (tonumber(redis.call('ZSCORE', store, id) or nil) or now)",
         )
     ],
-    "woken-without-the-event": [("event_deliver", "add_event(id, 'e', key, at, data)", "now = at")],
+    "woken-without-the-event": [("event_deliver", "add_event(id, 'e', key, at, data)", "1")],
     "last-signal-wins": [("event_signal", "if not stored then", "if true then")],
     "timed-out-early": [("event_deliver", "add_event(id, 'e',", "add_event(id, 't',")],
 }

@@ -294,19 +294,12 @@ class Storm:
     def _judge_deliveries(self, lines: list[list[Any]]) -> Found:
         """Judge what the processes have logged so far."""
         found = Found(self._sent, Counter(), [], self._fired)
-        events: dict[str, set[tuple[Any, int]]] = defaultdict(set)
-        for n, deliveries in sorted(_deliveries(lines).items()):
-            found.wrong.extend(_judge_message(n, deliveries, found.counts))
-            for each in deliveries:
-                for key, (body, timed_out, at_ms) in each.events.items():
-                    if not timed_out:
-                        events[key].add((body, at_ms))
+        found.wrong.extend(judge(lines, found.counts))
         found.wrong.extend(
             f"message {n} begins after its cancel"
             for n, at in self._cancelled.items()
             if any(line[:2] == ["begin", n] for line in lines[at:])
         )
-        found.wrong.extend(_judge_signals(lines, events, found.counts))
         return found
 
     def _left_keys(self) -> Iterator[str]:
@@ -320,6 +313,20 @@ class Storm:
         for key in {key for n in range(self._sent) for key in keys_of(self._stem, n)}:
             if self._ask("EXISTS", EventKeys(self._client._prefix, key.encode()).waiters):
                 yield f"a waiter is left: {key}"
+
+
+def judge(lines: list[list[Any]], counts: Counter[str] | None = None) -> list[str]:
+    """Return what contradicts the promise in the events of a log, and count its parts."""
+    counts = Counter[str]() if counts is None else counts
+    wrong: list[str] = []
+    events: dict[str, set[tuple[Any, int]]] = defaultdict(set)
+    for n, deliveries in sorted(_deliveries(lines).items()):
+        wrong += _judge_message(n, deliveries, counts)
+        for each in deliveries:
+            for key, (body, timed_out, at_ms) in each.events.items():
+                if not timed_out:
+                    events[key].add((body, at_ms))
+    return wrong + list(_judge_signals(lines, events, counts))
 
 
 def _judge_message(n: int, deliveries: list[Delivery], counts: Counter[str]) -> Iterator[str]:
