@@ -4,12 +4,13 @@ got.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] n members (13 bytes each), 1 to 1000, then their n receipts
-Returns   for each delivery in order: its steps (lib/records/steps), or ''. The list ends after 4
-          MiB, and has at least one item. The caller reads the rest by another call
+Returns   for each delivery in order: its steps (lib/records/steps), or '' if it has never waited;
+          nil without a valid receipt. The list ends after 4 MiB, and has at least one item. The
+          caller reads the rest by another call
 Cost      O(n log L + size of the steps), L = leases of the slot
 Atomic    If a delivery still waits, no event came before its time limit: its steps get an item that
-          says so, and the wait is over. Without a valid receipt, nothing is changed, and '' is
-          returned. Works while Redis is at maxmemory. A second run changes nothing.
+          says so, and the wait is over. Without a valid receipt, nothing is changed. Works while
+          Redis is at maxmemory. A second run changes nothing.
 ]]
 --- @keys slot prepare bodies waits
 --- @include "lib/bounds"
@@ -72,11 +73,11 @@ while #reply < n and bytes <= READ_BYTES do
   end
   entries = redis.call('HMGET', bodies, unpack(entries))
   for i = first + 1, first + #entries do
-    local entry, receipt = '', tonumber(ARGV[IDS_FROM + n + i - 1])
-    if found[i] and scores[i] and tonumber(scores[i]) == receipt then
-      entry = steps_of(ids[i], found[i], entries[i - first])
+    local entry, receipt = false, tonumber(ARGV[IDS_FROM + n + i - 1])
+    if scores[i] and tonumber(scores[i]) == receipt then
+      entry = found[i] and steps_of(ids[i], found[i], entries[i - first]) or ''
     end
-    reply[i], bytes = entry, bytes + #entry
+    reply[i], bytes = entry, bytes + #(entry or '')
     if bytes > READ_BYTES then
       break
     end

@@ -432,6 +432,26 @@ def test_a_wait_that_begins_during_a_registration_is_registered_at_once(
     ]  # fmt: skip
 
 
+def test_a_delivery_whose_lease_ends_before_its_events_are_read_reaches_no_handler(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic(name, lease=5, retry="immediate")
+    topic.send(1)
+    suspend(topic, name)
+    client.signal(name, "go")
+    read = scripts.event_read
+    later: list[Any] = [lambda: clock.advance(6), lambda: receive(topic)]
+
+    def read_late(*args: Any) -> Any:
+        while later:  # the lease ends, and another consumer receives the message
+            assert later.pop(0)() != []
+        return read(*args)
+
+    monkeypatch.setattr("rmq.kernel.consumer.receive.event_read", read_late)
+    assert [d.id for d in receive(topic)] == []
+    assert client.admin.stats(name)["settled"] == 1
+
+
 def test_redis_at_maxmemory_stores_no_event_and_suspends(
     client: rmq.Client, name: str, raw: redis.Redis, clock: Clock
 ) -> None:

@@ -87,9 +87,9 @@ def deliver(box: Box, *ids: bytes, **options: Any) -> Delivered:
     return reply
 
 
-def read(box: Box, *leases: Lease) -> list[bytes]:
+def read(box: Box, *leases: Lease) -> list[bytes | None]:
     """The steps and events of deliveries."""
-    found: list[bytes] = box.run(
+    found: list[bytes | None] = box.run(
         scripts.event_read(box.keys, [x.id for x in leases], [x.receipt for x in leases])
     )
     return found

@@ -462,20 +462,25 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
         records = yield from reading.fetch(call.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)
     if batch.any_waited:
-        batch = batch._replace(entries=(yield from _read_entries(state, call.keys, batch)))
+        batch = yield from _with_entries(state, call.keys, batch)
     state.unanswered = None
     _end_prepare(state, call, batch.credit)
     return batch
 
 
-def _read_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[dict[bytes, bytes]]:
-    """Read the steps and events of messages that have waited for an event, by message."""
+def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Batch]:
+    """Read the steps and events of messages that have waited for an event.
+
+    The batch loses messages whose leases have ended, because a handler would not find their events.
+    """
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
-    entries: list[bytes] = []
-    while len(entries) < len(leases.ids):
-        part = slice(len(entries), len(entries) + READ_MOST)
-        entries += yield event_read(keys, leases.ids[part], leases.scores[part])
-    return {id: entry for id, entry in zip(leases.ids, entries, strict=True) if entry}
+    found: list[bytes | None] = []
+    while len(found) < len(leases.ids):
+        part = slice(len(found), len(found) + READ_MOST)
+        found += yield event_read(keys, leases.ids[part], leases.scores[part])
+    entries = dict(zip(leases.ids, found, strict=True))
+    ids = [b"" if entries.get(id) is None else id for id in batch.ids]
+    return batch._replace(ids=ids, entries={id: entry for id, entry in entries.items() if entry})
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:

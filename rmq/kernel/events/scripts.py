@@ -134,8 +134,8 @@ def event_checks(keys: SlotKeys, registered: Iterable[Check], limit: int) -> Com
 
 def event_read(
     keys: SlotKeys, ids: Sequence[bytes], receipts: Sequence[float]
-) -> Command[list[bytes]]:
-    """Read the steps and events of deliveries.
+) -> Command[list[bytes | None]]:
+    """Read the steps and events of deliveries. A delivery whose lease has ended has None.
 
     The reply is limited to about 4 MiB, so it may have fewer items than `ids`, but at least one.
     Call this again for the remaining deliveries.
