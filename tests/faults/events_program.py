@@ -50,13 +50,17 @@ BROKEN: dict[str, list[Change]] = {
     "delivered-twice": [
         (
             "event_deliver",
-            "awaited == key and tonumber(redis.call('ZSCORE', store, id) or nil)",
-            "wait and (tonumber(redis.call('ZSCORE', store, id) or nil) or now)",
+            "awaited == key and not seen[id] and tonumber(redis.call('ZSCORE', store, id) or nil)",
+            "wait and not seen[id] and (tonumber(redis.call('ZSCORE', store, id) or nil) or now)",
         )
     ],
-    "woken-without-the-event": [("event_deliver", "add_event(id, 'e', key, at, data)", "1")],
+    "woken-without-the-event": [
+        ("event_deliver", "with_event(entry or '', 'e', key, at, data)", "entry or ''")
+    ],
     "last-signal-wins": [("event_signal", "if not stored then", "if true then")],
-    "timed-out-early": [("event_deliver", "add_event(id, 'e',", "add_event(id, 't',")],
+    "timed-out-early": [
+        ("event_deliver", "with_event(entry or '', 'e',", "with_event(entry or '', 't',")
+    ],
 }
 
 
