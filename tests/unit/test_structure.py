@@ -54,7 +54,7 @@ FILES = sorted(
 # large batches that are deleted: 45 lines.
 # Events that messages wait for: 461 lines and 7 files.
 # Ends of members that every process reports at once, also of members handed over: 5 lines.
-LIMITS = {"lines": 51_618, "files": 461, "private": 76}
+LIMITS = {"lines": 51_622, "files": 461, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -469,10 +469,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Batch]:
-    """Read the steps and events of messages that have waited for an event.
-
-    The batch loses messages whose leases have ended, because a handler would not find their events.
-    """
+    """Read the events of messages that have waited. Leave out messages whose leases have ended."""
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     found: list[bytes | None] = []
     while len(found) < len(leases.ids):
