@@ -1,6 +1,7 @@
 --[[
 send: store messages in one slot. A message adds nothing if its id is in the slot, or if its sender
-keeps the id and it was settled within the dedup window. `failures`, `merge`, `audit`, `results` and
+keeps the id and it was settled within the dedup window. A member of a batch adds nothing for a
+minute after its end was reported (member_ends). `failures`, `merge`, `audit`, `results` and
 `keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping
 consumer.
 
@@ -119,6 +120,11 @@ if not accepted then
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
   local batch = { given = given, at = members and 0 or BEFORE, count = count, large = body_names }
+  if fields[OUTCOMES] then
+    --- @include "lib/batches/ended_members"
+    local ended = ended_members(batch)
+    batch.ended = ended
+  end
   reply, serves_sleepers = store_messages(batch, fields, now)
 end
 if body_names then

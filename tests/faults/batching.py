@@ -28,7 +28,7 @@ from rmq.kernel.transport.lua import script_loader
 from tests.faults.follower import die_before
 from tests.property.mutants import Change, loader
 
-LEASE_S, LOST_AFTER_MS, SWEEP_S = 2, 8000, 0.5
+LEASE_S, LOST_AFTER_MS, SWEEP_S = 2, 20_000, 0.5
 # The program of a batch sends 100 members with a dedup key and 6 without one.
 PAGES, PAGE, LOOSE, DEPTH = 4, 25, 2, 2
 EXPIRES_S, EXPIRING = 0.5, 6  # one of so many members expires

@@ -114,30 +114,45 @@ def test_a_program_that_starts_again_changes_nothing(
     assert received(done) == []
 
 
+@pytest.mark.parametrize("is_reported", [False, True])
 @pytest.mark.parametrize("how", ["purged", "cancelled", "expired"])
-def test_a_member_whose_end_is_not_reported_yet_is_not_sent_again(
-    client: rmq.Client, name: str, clock: Clock, how: str
-) -> None:
+def test_a_member_that_ends_before_it_is_sent_again_is_not_stored_again(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, how: str,
+    is_reported: bool,
+) -> None:  # fmt: skip
     rows, done = client.topic(f"{name}-rows", on_expire="drop"), client.topic(f"{name}-done")
     outs = [rmq.Outgoing(1, dedup_key="k", expires=10)]
     made = batch(client, (rows, done), name)
     made.open()
     (result,) = made.send_many(rows, outs)
-    if how == "purged":
-        assert client.admin.purge(rows.name, "waiting") == 1
-    elif how == "cancelled":
-        assert rows.cancel(result.id) == "cancelled"
-    else:
-        clock.advance(20)
-        with rows.consumer() as consumer:
-            assert consumer.receive(wait=0) == []
+    send_many = flows.sending.send_many
 
+    def send_later(*args: Any) -> Any:
+        """End the member between `batch_add` and `send`."""
+        monkeypatch.setattr(flows.sending, "send_many", send_many)
+        if how == "purged":
+            assert client.admin.purge(rows.name, "waiting") == 1
+        elif how == "cancelled":
+            assert rows.cancel(result.id) == "cancelled"
+        else:
+            clock.advance(20)
+            with rows.consumer() as consumer:
+                assert consumer.receive(wait=0) == []
+        if is_reported:
+            swept(client, rows)
+            assert made.read().open == 0
+        return send_many(*args)
+
+    monkeypatch.setattr(flows.sending, "send_many", send_later)
     assert [each.status for each in made.send_many(rows, outs)] == ["duplicate"]
 
     assert client.admin.stats(rows.name)["records"] == 0
+    swept(client, rows)
     assert made.close() == "done"
     ((_, counts),) = received(done)
     assert getattr(counts, how) == 1
+    with batch(client, (rows, done), f"{name}-2") as other:  # its key is free for other batches
+        assert [each.status for each in other.send_many(rows, outs)] == ["stored"]
 
 
 @both_clients

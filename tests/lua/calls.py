@@ -519,7 +519,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "batch_close": {0: "now_us", 1: "cancelled"},
     "batch_end": {0: "now_us"},
     "batch_open": {0: "now_us", 3: "counts_at", 5: "timeout_ms", 6: "keep_ms"},
-    "member_ends": {0: "limit"},
+    "member_ends": {0: "now_us", 1: "limit"},
     "step": {0: "now_us", 6: "most"},
     "query_inspect": {0: "now_us"},
     "result": {0: "now_us"},

@@ -24,13 +24,20 @@ from tests.lua.box import Box
 def member(box: Box, keep: int = 0, **headers: str) -> bytes:
     """Send a member of a batch, and return its id."""
     (id,) = box.ids()
-    marks = {"rmq-keep": f"{keep}b", **mark(box, MessageId(id)), **headers}
-    packed = msgpack.packb(marks)
-    head = b"\x30\x00\x00\xc8"  # JSON with headers, priority 200
-    rest = len(packed).to_bytes(2, "big") + packed + b"1"
-    command = producer_scripts.send(box.handle, box.keys, box.session(), [id], [head, rest], [])
-    box.run(command)
+    assert send(box, [id], keep, **headers) == ""
     return id
+
+
+def send(box: Box, ids: list[bytes], keep: int = 0, **headers: str) -> str:
+    """Send members. Return a letter for each, or nothing if all were stored."""
+    parts = []
+    for id in ids:
+        packed = msgpack.packb({"rmq-keep": f"{keep}b", **mark(box, MessageId(id)), **headers})
+        head = b"\x30\x00\x00\xc8"  # JSON with headers, priority 200
+        parts += [head, len(packed).to_bytes(2, "big") + packed + b"1"]
+    session = box.session()
+    command = producer_scripts.send(box.handle, box.keys, session, ids, parts, [])
+    return str(box.run(command).letters)
 
 
 def ends(box: Box, reported: Any = (), limit: int = 100) -> list[tuple[bytes, bytes]]:
@@ -92,6 +99,41 @@ def test_an_end_that_was_reported_is_forgotten(box: Box) -> None:
     assert not {"results", "keeping"} & box.state().keys()
 
 
+@pytest.mark.parametrize("act", [cancelled, purged])
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_member_is_not_stored_for_a_minute_after_its_end(
+    box: Box, act: Any, is_reported: bool
+) -> None:
+    id = member(box)
+    act(box, id)
+    found = ends(box)
+    if is_reported:
+        assert ends(box, found) == []
+        assert ends(box, found) == []  # a second run
+    box.clock.advance(59)
+    before = box.state()
+
+    assert send(box, [id]) == "d"
+    assert send(box, [id, *box.ids()]) == "ds"
+    assert send(box, [id], **{BATCH_MARK: f"done 0 other {MessageId(id)}"}) == ""
+
+    assert found[0][0] in before["results"]
+
+
+def test_an_end_is_forgotten_a_minute_after_its_report(box: Box) -> None:
+    id = member(box)
+    cancelled(box, id)
+    ends(box, ends(box))
+    box.clock.advance(61)
+    rejected_id = member(box)
+    rejected(box, rejected_id)
+
+    ends(box, ends(box))
+
+    assert not {"results", "keeping"} & box.state().keys()
+    assert send(box, [id]) == ""
+
+
 def test_an_end_that_changed_since_stays(box: Box) -> None:
     id = member(box)
     rejected(box, id)
@@ -112,9 +154,12 @@ def test_a_dead_letter_that_is_removed_ends_again_for_a_batch_that_waits(box: Bo
     box.run(dead_letters_scripts.trash(box.keys, box.session(), ids[:1], 60_000))
     box.run(topic_scripts.purge(box.handle, box.keys, box.session(), "dead"))
 
-    assert ends(box) == sorted(end_of(box, id, "p") for id in ids)
+    purged_ends = sorted(end_of(box, id, "p") for id in ids)
+    assert ends(box) == purged_ends
     ends(box, ends(box))
-    assert box.state()["results"] == results  # how it ended for those who wait for its result
+    assert box.state()["results"] == results | dict(
+        purged_ends
+    )  # how it ended for those who wait for its result
 
 
 def test_ends_outlive_results(box: Box) -> None:
@@ -128,7 +173,7 @@ def test_ends_outlive_results(box: Box) -> None:
     assert [name[:1] for name in box.state()["results"]] == [b"b"]
 
 
-@pytest.mark.parametrize(("field", "args"), [("limit", ["501"]), ("reported", ["1", "x"])])
+@pytest.mark.parametrize(("field", "args"), [("limit", ["", "501"]), ("reported", ["", "1", "x"])])
 def test_wrong_arguments_change_nothing(box: Box, field: str, args: list[str]) -> None:
     member(box)
     acked(box, b"")

@@ -6,7 +6,6 @@
 --- @include "lib/records/envelope"
 --- @include "lib/results/keep_header"
 local KEEP_DIGITS = 9 -- of the value: 31 years
-local BATCH_HEADER = '\169rmq-batch' -- in msgpack
 local LONG_STRING = 217 -- first byte of a text of 32 to 255 bytes; the size follows
 local MARK_MOST = 24 -- the mark ends at most so many bytes behind the first byte of the headers
 local FIXED_STRING = 160 -- first byte of a text of less than 32 bytes, plus its size, in msgpack

@@ -40,12 +40,13 @@ end
 local function find_duplicates(batch, fields, now)
   local stored, settled = find_stored(batch, fields, now)
   local given, at, last_id, seen, duplicates = batch.given, batch.at, '', nil, nil
+  local ended = batch.ended
   for i = 1, batch.count do
     local id = given[at + i]
     if #id ~= MEMBER then
       fail('ARG', 'id')
     end
-    local is_duplicate = stored[i] or settled and settled[i] == 1
+    local is_duplicate = stored[i] or settled and settled[i] == 1 or ended and ended[i]
     if seen or id <= last_id then
       -- Ids of one producer grow, so each is new. All other ids are compared.
       if not seen then
@@ -203,7 +204,8 @@ end
 -- first write, which Redis refuses at maxmemory. A message whose time has passed is due at once.
 --
 -- - batch: `given` has, from at + 1 on, `count` ids, and then head and rest of each message.
---   `large`: whether messages may have large bodies
+--   `large`: whether messages may have large bodies. `ended`: nil, or the set of the positions of
+--   members of batches that have ended
 -- - fields: from read_store_fields
 --- @inline
 local function store_messages(batch, fields, now)

@@ -244,9 +244,16 @@ def _send_page(
     ids = [_id_for(target, out) for out in page]
     if len(set(ids)) < len(ids):
         raise InvalidValue("messages: two of them have the same id or dedup_key; give each once")
-    letters = yield from _add(batch, target, ids)
+    reply = yield scripts.batch_add(batch.keys(), batch.name, target.name, ids, batch.by)
+    if not reply.state:
+        raise _not_found(batch.name)
+    if not reply.letters:
+        raise BatchClosed(
+            f"batch {batch.name!r} is {STATES[reply.state]}, so it takes no new members; nothing "
+            "of this page was sent. Open a batch with another name"
+        )
     # Messages that have ended, or are dead letters of the batch, are not sent again.
-    positions = [at for at, letter in enumerate(letters) if letter in NEW + OPEN]
+    positions = [at for at, letter in enumerate(reply.letters) if letter in NEW + OPEN]
     marked = [
         replace(
             page[at], id=ids[at], dedup_key=None,
@@ -271,32 +278,6 @@ def _send_page(
         ends = [(str(id), NOT_A_MEMBER) for id in outside]
         yield scripts.batch_end(batch.keys(), batch.name, ends)
     return results
-
-
-def _add(batch: Definition, target: TopicContext, ids: Sequence[MessageId]) -> Flow[list[str]]:
-    """Make messages members of the batch. Return a letter for each, as `batch_add` does.
-
-    A member that was sent earlier may have ended, and its end may not be reported yet. Its topic
-    may have forgotten its id, and would store the message again. So the ends are reported here.
-    """
-    reply = yield scripts.batch_add(batch.keys(), batch.name, target.name, ids, batch.by)
-    if not reply.state:
-        raise _not_found(batch.name)
-    if not reply.letters:
-        raise BatchClosed(
-            f"batch {batch.name!r} is {STATES[reply.state]}, so it takes no new members; nothing "
-            "of this page was sent. Open a batch with another name"
-        )
-    letters = list(reply.letters)
-    positions = [at for at, letter in enumerate(letters) if letter == OPEN]
-    if positions:
-        known = [ids[at] for at in positions]
-        for index in sorted({id.slot for id in known}):
-            yield from sweep.try_report(target, target.slots[index])
-        reply = yield scripts.batch_add(batch.keys(), batch.name, target.name, known, batch.by)
-        for at, letter in zip(positions, reply.letters, strict=True):
-            letters[at] = letter
-    return letters
 
 
 def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Flow[list[MessageId]]:

@@ -133,7 +133,7 @@ def member_ends(
     return Command(
         script_loader.load("member_ends"),
         (keys.slot, keys.results, keys.keeping),
-        [limit, *(text for pair in reported for text in pair)],
+        [clock.now_us, limit, *(text for pair in reported for text in pair)],
         parse,
     )
 
