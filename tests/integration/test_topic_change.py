@@ -13,9 +13,9 @@ import rmq
 from rmq.features.topic_admin import flows
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.object_store import Reference
-from rmq.kernel.topic import context
+from rmq.kernel.topic import context, opening
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.flow.steps import Command, Pipeline
 from rmq.kernel.transport.single.blocking import Transport
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
@@ -228,6 +228,31 @@ def furnish(api: Any, name: str) -> Any:
         consumer.receive(2, wait=5)
         consumer._flows.state.lease_ms = 5  # what is open is not handed back by the end of `with`
         return topic
+
+
+def test_a_topic_that_is_resized_while_it_is_opened_is_opened(
+    client: rmq.Client, server: Server, name: str
+) -> None:
+    topic = client.topic(name)
+    flow, resizes = opening.open(topic._context), [4]
+
+    def interrupted() -> Any:
+        reply = None
+        while True:
+            try:
+                step = flow.send(reply)
+            except StopIteration:
+                return
+            if isinstance(step, Pipeline) and resizes:  # the settings are read; slots get them now
+                with rmq.Client(server.url) as other:
+                    other.admin.topic_resize(name, resizes.pop(), wait=False)
+            reply = yield step
+
+    client.topic(name, slots=1).open()
+    client._transport.run(interrupted())
+
+    assert not resizes
+    assert len(topic._context.slots) == 4
 
 
 @both_clients

@@ -102,6 +102,15 @@ def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -
         TopicVanished: The topic is being deleted, or a slot belongs to an earlier topic of this
             name.
     """
+    try:
+        return (yield from _open(context, create, fails_fast))
+    except TopicVanished as error:
+        if not error.is_stamp:
+            raise
+    return (yield from _open(context, create, fails_fast))  # it was resized between two steps
+
+
+def _open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[bool]:
     wanted = Settings(**context.requested)
     command = scripts.topic(context, None)
     command.fails_fast = fails_fast
