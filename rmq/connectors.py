@@ -2,6 +2,7 @@
 
 In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the stored
 records that `rmq.Query` reads. Reading records directly avoids creating an object for each message.
+`SharedData` publishes data, and has lists that expire and sets, for replies and broadcasts.
 
     import rmq
     from rmq.connectors import value_of
@@ -11,6 +12,8 @@ records that `rmq.Query` reads. Reading records directly avoids creating an obje
         values = [value_of(record) for record in block.records]
 """
 
+from rmq.client.shared_data import AsyncSharedData, AsyncSharedSubscription, Published
+from rmq.client.shared_data_blocking import SharedData, SharedSubscription
 from rmq.features.spark.fail_flows import FailedMessage, Failures
 from rmq.features.spark.flows import Settlement
 from rmq.features.spark.query import Held, open_parts
@@ -25,8 +28,10 @@ from rmq.kernel.topic.paging import QueueBlock, QueuePart, open_queue
 from rmq.kernel.transport.url import Address, parse as parse_url, redact as redact_url
 
 __all__ = [
-    "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "FailedMessage", "Failures",
-    "Held", "HeldPart", "Merge", "QueueBlock", "QueueName", "QueuePart", "Record", "Settlement",
+    "BARE", "ID_BYTES", "ID_CHARS", "Address", "AsyncSharedData", "AsyncSharedSubscription",
+    "Block", "Codec", "FailedMessage", "Failures", "Held", "HeldPart", "Merge", "Published",
+    "QueueBlock", "QueueName", "QueuePart", "Record", "Settlement", "SharedData",
+    "SharedSubscription",
     "check_name", "check_query", "codec_of", "envelope_of", "fields_of", "id_texts", "is_bare",
     "open_parts", "open_queue", "parse_queue", "parse_url", "redact_url", "value_of",
 ]  # fmt: skip

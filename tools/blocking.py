@@ -23,6 +23,7 @@ HEAD = "# Generated from {source}: change that, then run `make fmt`."
 SOURCES = (
     "rmq.client.admin",
     "rmq.client.client",
+    "rmq.client.shared_data",
     "rmq.client.topic",
     "rmq.features.audit.admin",
     "rmq.features.batches.admin",

@@ -54,7 +54,8 @@ FILES = sorted(
 # large batches that are deleted: 45 lines.
 # Events that messages wait for: 461 lines and 7 files.
 # Ends of members that every process reports at once, also of members handed over: 5 lines.
-LIMITS = {"lines": 51_622, "files": 461, "private": 76}
+# Shared data of connectors: published data, lists and sets: 130 lines and 1 file.
+LIMITS = {"lines": 51_756, "files": 462, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -268,6 +268,18 @@ def server_secret_key(prefix: str) -> bytes:
     return f"{prefix}:server_secret".encode()
 
 
+def shared_key(prefix: str, namespace: str, kind: str, name: str) -> bytes:
+    """Return the key of a list or set of shared data, or the name of a channel.
+
+    Args:
+        prefix: First part of every key.
+        namespace: Namespace of the shared data.
+        kind: "list", "set" or "channel".
+        name: Name that the caller has chosen. It may have any characters.
+    """
+    return f"{prefix}:shared:{namespace}:{kind}:{name}".encode()
+
+
 def wake_channel(prefix: str, topic: str) -> bytes:
     """Return the Pub/Sub channel for a topic's wake-ups."""
     return f"{prefix}:{{{topic}}}:wake".encode()
