@@ -186,7 +186,9 @@ FORMS: list[tuple[Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "wanted"), FORMS, ids=lambda v: str(v)[:30])
+@pytest.mark.parametrize(
+    ("value", "wanted"), FORMS, ids=[f"{type(v).__name__}-{str(form)[:30]}" for v, form in FORMS]
+)
 def test_each_type_has_one_form(value: Any, wanted: Any) -> None:
     assert form(value) == wanted
     assert form({"deep": [value]}) == {"deep": [wanted]}
