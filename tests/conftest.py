@@ -57,6 +57,7 @@ MEMORY = "/dev/shm"
 SHORT = 24  # characters of a directory in which paths of sockets find room
 MEMORY_BYTES = 4 << 30  # a run fills less than one
 _counter = itertools.count()
+_shared: list[Server] = []  # servers of this process that the tests of several files use
 
 
 def _engines() -> tuple[str, str]:
@@ -185,11 +186,17 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Let collections skip what earlier files have left; some tests collect several times."""
+    """After a file, empty the servers that files share; and let collections skip what it has left.
+
+    Some calls look at all keys or all topics of a server, and some tests collect several times.
+    """
     try:
         return (yield)
     finally:
         if nextitem is None or nextitem.path != item.path:
+            for shared in _shared:
+                with shared.raw() as client:
+                    client.flushall()
             gc.collect()
             gc.freeze()
 
@@ -226,17 +233,21 @@ def real_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of an engine that `run_on` says; shared by the tests of a session."""
-    server = Server(engines()[request.param])
-    yield server
-    server.stop()
+    yield from _sharing(Server(engines()[request.param]))
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A server of the newest engine, shared by the tests of a session."""
-    made = Server(any_binary())
-    yield made
-    made.stop()
+    yield from _sharing(Server(any_binary()))
+
+
+def _sharing(server: Server) -> Iterator[Server]:
+    """Share a server: it is empty at the beginning of each file, and stopped at the end."""
+    _shared.append(server)
+    yield server
+    _shared.remove(server)
+    server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def raw(each_server: Server) -> Iterator[redis.Redis]:
-    """A plain client of the server."""
+    """A plain client of the server, which is empty again after the test.
+
+    What looks at a slot looks for its keys among all keys of the server.
+    """
     client = each_server.raw(protocol=2)
     yield client
+    client.flushall()
     client.close()
 
 
