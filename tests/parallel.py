@@ -48,12 +48,13 @@ def parts_of(items: list[pytest.Item]) -> list[Part]:
 
 
 def prepare(items: list[pytest.Item]) -> None:
-    """Do once what several forks would do: import modules, if they are there; compose scripts."""
+    """Do once what several forks would do: import modules if they are installed, load scripts."""
     folders = {item.nodeid.split("/")[1] for item in items if item.nodeid.count("/") > 1}
     for folder in folders & set(IMPORTED):
         for module in IMPORTED[folder]:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
+    sources.load_all()
     if "lua" in folders:
         sources.compose_all()
 

@@ -218,7 +218,6 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         wrong_key: The key whose value has the wrong type, if the error says WRONGTYPE.
     """
     code, rest = _read(error)
-    text = with_places(str(error), script)
     if code.startswith("RMQ"):
         return _by_script(code, re.split(r"[\s,]", rest, maxsplit=1)[0], script, keys)
     if code == "OOM":
@@ -226,6 +225,9 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
             "Raise maxmemory, or send again later"
         )
+    if code in _ACCESS:
+        return _by_access(code, rest, str(error), script, keys)
+    text = with_places(str(error), script)
     if code == "WRONGTYPE":
         place = _PLACE.search(text)
         return ScriptFailed(
@@ -233,8 +235,6 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             f"than RMQ keeps there{f' (read in {place[0]})' if place else ''}; nothing was moved. "
             "See who wrote it, then rename or delete it"
         )
-    if code in _ACCESS:
-        return _by_access(code, rest, str(error), script, keys)
     unknown = _UNKNOWN.match(text)
     missing = "HELLO" if code == "NOPROTO" else unknown and unknown[1].upper()
     if missing in _WITHOUT:

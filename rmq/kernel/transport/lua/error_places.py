@@ -69,9 +69,10 @@ def _source_of(name: str, text: str) -> _Source:
     except (OSError, ValueError):
         return _Source()
     full = _PLACE.sub("", marked)
-    if shortened(full) != text:
+    names = short_names(full)
+    if shortened(full, names) != text:
         return _Source()
-    return _Source(marks.places(marked), {short: long for long, short in short_names(full).items()})
+    return _Source(marks.places(marked), {short: long for long, short in names.items()})
 
 
 class _Marks:

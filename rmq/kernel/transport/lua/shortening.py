@@ -36,15 +36,19 @@ _NAMED = re.compile(r"\b(local|upvalue) '(\w+)'")  # in an error of Lua
 _OPENING = {"}": "{", ")": "(", "]": "["}
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, short: Mapping[str, str] | None = None) -> str:
     """Shorten the local names of a composed script, and remove spaces that Lua ignores.
+
+    Args:
+        text: The composed script.
+        short: Result of `short_names` for this text (default: it is computed here).
 
     Raises:
         ValueError: The braces of a table contain a function, whose local variables would look like
             fields.
     """
     title, _, code = text.partition("\n")
-    short, done, end = short_names(text), list[str](), 0
+    short, done, end = short or short_names(text), list[str](), 0
     for match in _names(code):
         done += [code[end : match.start()], short.get(match[1], match[1])]
         end = match.end()
