@@ -16,12 +16,15 @@ outbox_repair   commands of `rmq outbox` that change stubs by hand
 database        the database of `rmq ledger` and `rmq outbox`
 """
 
+import gc
+
 from rmq.cli.commands import COMMANDS
 from rmq.cli_framework.app import cli
 
 
 def main() -> None:
     """Run the command line with the arguments of this process, and exit."""
+    gc.disable()  # until the modules of the command are loaded, see `Command.invoke`
     cli.main(prog_name="rmq")
 
 

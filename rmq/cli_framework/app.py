@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import gc
 import importlib
 import json
 import os
@@ -170,6 +171,11 @@ class Command(_HelpSections, click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command once, or repeatedly with --watch."""
+        if not gc.isenabled():
+            # Modules are no garbage. To search them takes a third of the CPU time of a short
+            # command: while they are imported, and again at the end.
+            gc.freeze()
+            gc.enable()
         options = ctx.find_root().obj
         options.settle()
         try:
