@@ -77,8 +77,11 @@ class Leaks:
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def _own_processes(self) -> list[Process]:
-        known = [one for one in list(_processes) if _command(one) not in self._commands]
-        return [one for one in known if not _is_shared(_command(one)) and one.poll() is None]
+        for one in list(_processes):
+            if one.poll() is not None:
+                _processes.discard(one)
+        known = [one for one in _processes if _command(one) not in self._commands]
+        return [one for one in known if not _is_shared(_command(one))]
 
     def _own_threads(self) -> list[threading.Thread]:
         return [

@@ -123,6 +123,8 @@ def _keep_output(config: pytest.Config, name: str) -> None:
     capture.suspend_global_capture()
     terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
     terminal._tw._file = open(1, "w", closefd=False)  # noqa: SIM115 (it ends with the process)
+    for hook in (config.hook.pytest_runtest_logstart, config.hook.pytest_runtest_logreport):
+        hook._remove_plugin(terminal)  # the process that collected counts the tests
 
 
 def _serve(session: pytest.Session, name: str, connection: Connection) -> NoReturn:
