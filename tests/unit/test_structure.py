@@ -55,7 +55,8 @@ FILES = sorted(
 # Events that messages wait for: 461 lines and 7 files.
 # Ends of members that every process reports at once, also of members handed over: 5 lines.
 # Shared data of connectors: published data, lists and sets: 130 lines and 1 file.
-LIMITS = {"lines": 51_756, "files": 462, "private": 78}
+# No search for garbage while a command or a heartbeat imports its modules: 8 lines.
+LIMITS = {"lines": 51_764, "files": 462, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
