@@ -38,7 +38,7 @@ BROKEN: dict[str, list[Change]] = {
     "counter-instead-of-set": [
         (
             "batch_end",
-            "value and not seen[id] and string.find(value, '^[.!]')",
+            "value and not seen[id] and string.find(value, open_state)",
             "value and not seen[id]",
         )
     ],
