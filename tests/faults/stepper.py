@@ -49,7 +49,7 @@ BROKEN: dict[str, list[Change]] = {
     "done-not-answered": [
         ("step", "if state == 'b' and (earlier == 'd' or earlier == 'l') then", "if false then")
     ],
-    "entry-left": [("ack", "if steps then", "if false then")],
+    "entry-left": [("ack", "if steps or waited then", "if false then")],
     "stored-first": [],
     "no-once": [],
 }

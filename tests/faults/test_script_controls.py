@@ -15,10 +15,22 @@ from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.transport.lua import script_loader
 from tests.conftest import Clock
+from tests.faults import (
+    batching,
+    cancelled_worker,
+    events_program,
+    follower,
+    groups_mutants,
+    resulting,
+    stepper,
+)
 from tests.property.mutants import MUTANTS, Change, loader
 from tests.servers import Server
 
 Break = Callable[[list[Change]], None]
+STORMS = (
+    batching, cancelled_worker, events_program, follower, groups_mutants, resulting, stepper,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -41,6 +53,12 @@ def tries_until_dead(client: rmq.Client, name: str, clock: Clock, most: int) -> 
             return tries
         clock.advance(3)
     return most
+
+
+@pytest.mark.parametrize("storm", STORMS, ids=lambda storm: storm.__name__.rpartition(".")[2])
+def test_broken_variants_of_storms_are_variants_of_the_scripts(storm: Any) -> None:
+    for changes in storm.BROKEN.values():
+        loader(changes)
 
 
 @pytest.mark.fault("F7", control=True)
