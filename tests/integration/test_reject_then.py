@@ -160,3 +160,38 @@ def test_a_rejection_at_the_end_of_a_chain_sends_nothing(api: Any, name: str) ->
     assert first == (1, "why")
     assert last[0] == 2
     assert "follow-up number 1 in a row" in last[1]
+
+
+@both_clients
+def test_a_rejection_without_a_reason_keeps_the_error_that_caused_it(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    topic.send("by a block")
+    with topic.consumer() as consumer:
+        (d,) = consumer.receive()
+        with d:
+            raise rmq.Reject() from KeyError("no such customer")
+
+    (letter,) = api.admin.peek(name, queue="dead")
+    assert letter.failure.error == "KeyError: 'no such customer'"
+    assert letter.failure.traceback.endswith("KeyError: 'no such customer'\n")
+
+
+def test_a_handler_that_rejects_without_a_reason_keeps_the_error(
+    client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name)
+
+    @topic.handler
+    def handle(body: int) -> None:
+        try:
+            {}[body]
+        except KeyError as error:
+            raise rmq.Reject() from error
+
+    topic.send(7)
+    work(client, lambda: client.admin.stats(name)["dead"] == 1)
+
+    (letter,) = client.admin.peek(name, queue="dead")
+    assert letter.failure is not None
+    assert letter.failure.error == "KeyError: 7"
+    assert "in handle" in letter.failure.traceback

@@ -164,7 +164,7 @@ class DeliveryVerbs:
             then = yield from self.then_of_reject(delivery, error.then)
         except Reject as too_deep:
             error, then = too_deep, ()
-        reason = failure.text_of(error) or "rejected"
+        reason = failure.text_of(error) or error.__cause__ or "rejected"
         return (yield from self.flows.reject([delivery], reason, then=then))
 
     def _ack(self, items: list[Item]) -> SettlingFlow:

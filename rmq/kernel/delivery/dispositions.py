@@ -132,7 +132,8 @@ class Reject(Exception):
     """Raise it in a handler or `with delivery` to make the message a dead letter with a reason.
 
     Args:
-        reason: Reason that is stored with the dead letter. Default: "rejected".
+        reason: Reason that is stored with the dead letter. Default: the error in `raise
+            rmq.Reject() from error`, with its traceback, or "rejected".
         then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for the topic
             of the delivery, or a pair of a topic and an rmq.Outgoing. In a handler of batches, they
             are sent once for each rejected message.

@@ -184,7 +184,7 @@ def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
     """Return the reason of a dead letter: a text, or an error with the handler's error as cause."""
     reason = failure.text_of(rule)
     if rule is error:
-        return reason or "rejected"
+        return reason or error.__cause__ or "rejected"
     if not reason:
         return error
     rejection = Reject(reason)  # a copy: a rule is one object for many errors
