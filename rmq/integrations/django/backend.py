@@ -1,0 +1,266 @@
+"""The backend of `django.tasks`: it sends tasks as messages of RMQ, and reads their results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.utils import timezone
+
+import rmq
+from rmq.integrations.django import tasks_api
+from rmq.integrations.django.result import (
+    PRIORITY_0,
+    UNKNOWN_WORKER,
+    Facts,
+    django_time,
+    facts_of,
+    task_result,
+)
+from rmq.integrations.django.runner import TaskRunner
+from rmq.integrations.django.task import Task
+from rmq.integrations.django.tasks_api import (
+    BaseTaskBackend,
+    InvalidTask,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    normalize_json,
+)
+
+OF_CLIENT = ("url", "prefix", "retry_for", "timeout", "max_connections")
+OPTIONS = (*OF_CLIENT, "results", "retries", "topic")
+RESULTS_S = 86_400.0
+RESULT_ID_CHARS = 64  # as long as Django lets an id be
+STATUS_OF_QUEUE = {
+    "store": TaskResultStatus.READY,
+    "prepare": TaskResultStatus.RUNNING,
+    "dead": TaskResultStatus.FAILED,
+    "trash": TaskResultStatus.FAILED,
+}
+# Django has a backend for each thread. All backends with the same options share a client.
+_clients: dict[str, rmq.Client] = {}
+
+
+class TaskBackend(BaseTaskBackend):
+    """Sends each task as a message to the topic that has the name of its queue.
+
+    A task that is enqueued survives the death of this program. A worker runs it at least once: if
+    the worker dies, another worker runs it again.
+
+    OPTIONS:
+        url, prefix, retry_for, timeout, max_connections: Arguments of rmq.Client.
+        results: How long the result of a successful task is kept, in seconds or as a timedelta, 1 s
+            to 30 days, or None to keep none. Default: one day.
+        retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
+        topic: Settings of the topics (see rmq.Settings), as a dict.
+    """
+
+    task_class = Task
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        unknown = sorted(self.options.keys() - set(OPTIONS))
+        if unknown:
+            raise ImproperlyConfigured(
+                f"TASKS[{alias!r}]['OPTIONS']: there is no option {unknown[0]!r}; known are "
+                f"{', '.join(OPTIONS)}"
+            )
+        given = {name: self.options[name] for name in OF_CLIENT if name in self.options}
+        settings = self.options.get("topic", {})
+        key = repr((given, settings))
+        try:
+            if key not in _clients:
+                _clients.setdefault(key, rmq.Client(**given))
+        except rmq.RMQError as error:
+            raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from error
+        self.client = _clients[key]
+        self._settings = settings
+        self._keep = self.options.get("results", RESULTS_S)
+        self._topics: dict[str, rmq.Topic] = {}
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """Return what is wrong with the names of the queues."""
+        longest = RESULT_ID_CHARS - len(":") - len(str(rmq.MessageId(16)))
+        for queue in sorted(self.queues):
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", queue) or len(queue) > longest:
+                yield checks.Error(
+                    f"TASKS[{self.alias!r}]: the queue {queue!r} cannot be the name of a topic.",
+                    hint=f"Use 1 to {longest} characters of A-Z a-z 0-9 . _ -",
+                    id="rmq.E001",
+                )
+
+    @property
+    def retries(self) -> int:
+        """Number of retries of tasks that do not have this option."""
+        return int(self.options.get("retries", 0))
+
+    def register(
+        self, queues: Iterable[str] | None = None, concurrency: int | None = None
+    ) -> rmq.Client:
+        """Register the handlers of this backend's queues, for a worker, and return the client.
+
+        Call it once in a process. `rmq worker MODULE` runs the returned client.
+
+        Args:
+            queues: Names of the queues. Default: the `QUEUES` of the backend.
+            concurrency: Maximum number of tasks of a queue that run at a time. Default: 8.
+        """
+        for queue in sorted(self.queues if queues is None else set(queues)):
+            topic = self.topic(queue)
+            topic.handler(concurrency=concurrency)(TaskRunner(self, topic).handle)
+        return self.client
+
+    def topic(self, queue: str) -> rmq.Topic:
+        """Return the topic of a queue.
+
+        Raises:
+            InvalidValue, InvalidType: The name or a setting is not valid.
+        """
+        topic = self._topics.get(queue)
+        if topic is None:
+            topic = self._topics[queue] = self.client.topic(queue, **self._settings)
+        return topic
+
+    def validate_task(self, task: Task) -> None:
+        """Raise InvalidTask if this backend cannot run a task."""
+        super().validate_task(task)
+        retries = getattr(task, "retries", None)
+        if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= 16):
+            raise InvalidTask(f"retries: {retries!r}; give 0 to 16.")
+        if getattr(task, "group", None) is not None and not self._settings.get("groups"):
+            raise InvalidTask(
+                "group: the topics of this backend have no groups; set OPTIONS = "
+                "{'topic': {'groups': rmq.Groups()}}."
+            )
+
+    def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
+        """Send a task to its topic.
+
+        Returns:
+            The result, with the status READY.
+
+        Guarantee:
+            After this returns, the task is in Redis. If it raises rmq.OutcomeUnknown, the task may
+            be there.
+
+        Raises:
+            InvalidTask, TypeError: The task or an argument is not valid.
+            RMQError: The same errors as `rmq.Topic.send` raises. docs/errors.md describes them.
+        """
+        self.validate_task(task)
+        body = {"args": normalize_json(list(args)), "kwargs": normalize_json(dict(kwargs))}
+        retries = getattr(task, "retries", None)
+        if retries is not None:
+            body["retries"] = retries
+        at = task.run_after
+        if at is not None and timezone.is_naive(at):
+            at = timezone.make_aware(at)
+        message = rmq.Outgoing(
+            body,
+            priority=PRIORITY_0 + int(task.priority),
+            at=at,
+            type=task.module_path,
+            keep_result=self._keep,
+        )
+        for name in ("retry", "group", "expires", "max_runtime"):
+            setattr(message, name, getattr(task, name, None))
+        id = self._send(task.queue_name, message)
+        result = TaskResult(
+            task=task, id=f"{task.queue_name}:{id}", status=TaskResultStatus.READY,
+            enqueued_at=django_time(id.made_at), started_at=None, last_attempted_at=None,
+            finished_at=None, args=body["args"], kwargs=body["kwargs"], backend=self.alias,
+            errors=[], worker_ids=[],
+        )  # fmt: skip
+        tasks_api.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def _send(self, queue: str, message: rmq.Outgoing) -> rmq.MessageId:
+        (sent,) = self.topic(queue).send_many([message])
+        return sent.message_id
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """Return the state of a task.
+
+        A successful task has a result for the time of the option `results`. The result of a failed
+        task is read from its dead letter, for as long as that exists.
+
+        Raises:
+            TaskResultDoesNotExist: The id is unknown, the result is no longer kept, or the task was
+                cancelled or has expired.
+            RMQError: Redis cannot be read.
+        """
+        queue, _, text = str(result_id).rpartition(":")
+        try:
+            topic = self.topic(queue)
+            id = rmq.MessageId.parse(text)
+            found = self._find(topic, id)
+        except (rmq.InvalidValue, rmq.TopicNotFound) as error:
+            raise TaskResultDoesNotExist(result_id) from error
+        if found is None:
+            raise TaskResultDoesNotExist(result_id)
+        return found
+
+    def _find(self, topic: rmq.Topic, id: rmq.MessageId) -> TaskResult | None:
+        for _ in range(3):  # the message may end between the two reads
+            state = topic.result(id).read()
+            if state.outcome is not None and state.outcome.outcome == "succeeded":
+                return self._succeeded(topic.name, state.outcome)
+            if state.place == "gone":
+                return None
+            message = topic.get(id)
+            if message is not None:
+                return self._unfinished(topic.name, message, state.progress)
+        return None
+
+    def _succeeded(self, queue: str, outcome: rmq.MessageOutcome) -> TaskResult:
+        if not isinstance(outcome.value, dict):
+            raise TaskResultDoesNotExist(
+                f"{queue}:{outcome.id} was successful, but its arguments and its return value were "
+                f"not kept: {outcome.missing_value or 'no task of Django'}"
+            )
+        stored = dict(outcome.value)
+        value, first = stored.pop("value"), stored.pop("started")
+        return task_result(
+            self.alias,
+            queue,
+            outcome.id,
+            Facts(**stored),
+            TaskResultStatus.SUCCESSFUL,
+            started=datetime.fromisoformat(first),
+            attempted=outcome.started,
+            finished=outcome.ended,
+            value=value,
+        )
+
+    def _unfinished(
+        self, queue: str, message: rmq.Message, progress: rmq.Progress | None
+    ) -> TaskResult:
+        attempts = message.attempts
+        facts = facts_of(message, attempts)
+        first = attempted = attempts[-1].at if attempts else None
+        if attempts:
+            attempted = attempts[0].at
+        status = STATUS_OF_QUEUE[message.queue]
+        if status == TaskResultStatus.RUNNING:
+            facts.workers.append(progress.worker if progress else UNKNOWN_WORKER)
+            attempted = progress.at if progress else attempted
+            first = first or attempted
+        return task_result(
+            self.alias,
+            queue,
+            message.id,
+            facts,
+            status,
+            started=first,
+            attempted=attempted,
+            finished=message.died,
+        )

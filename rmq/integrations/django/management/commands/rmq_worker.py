@@ -1,0 +1,82 @@
+"""`manage.py rmq_worker`: run tasks until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.utils import autoreload
+
+import rmq
+from rmq.integrations.django.backend import TaskBackend
+from rmq.integrations.django.tasks_api import task_backends
+
+RELOAD_GRACE_S = 5.0  # how long a change of the code waits for running tasks
+
+
+class Command(BaseCommand):
+    """Runs the tasks of a backend."""
+
+    help = "Run the tasks of a backend until SIGTERM or Ctrl-C."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Add the options of the command."""
+        parser.add_argument("--backend", default="default", help="Alias in TASKS.  [default]")
+        parser.add_argument(
+            "--queue", action="append", default=[], dest="queues", metavar="NAME",
+            help="Only this queue; repeatable.  [the backend's QUEUES]",
+        )  # fmt: skip
+        parser.add_argument(
+            "--concurrency", type=int, metavar="N",
+            help="How many tasks of a queue run at a time, each in a thread.  [8]",
+        )  # fmt: skip
+        parser.add_argument(
+            "--grace", type=float, default=30.0, metavar="S",
+            help="How long a stop waits for running tasks, in seconds.  [30]",
+        )  # fmt: skip
+        parser.add_argument(
+            "--reload", action=BooleanOptionalAction, default=settings.DEBUG,
+            help="Restart when the code changes.  [in DEBUG]",
+        )  # fmt: skip
+
+    def handle(self, *, reload: bool, **options: Any) -> None:
+        """Run the worker, and exit with the exit code of `rmq worker`."""
+        if reload:
+            autoreload.run_with_reloader(self._run_reloaded, **options)
+        else:
+            sys.exit(self._worker(**options).run(self._tell))
+
+    def _run_reloaded(self, **options: Any) -> None:
+        autoreload.raise_last_exception()
+        worker = self._worker(**options)
+
+        def stop(**_: Any) -> None:
+            worker.stop(RELOAD_GRACE_S)
+
+        autoreload.file_changed.connect(stop, weak=False)
+        worker.run(self._tell)
+
+    def _tell(self) -> None:
+        self.stdout.write("rmq_worker: running tasks; stop it with Ctrl-C")
+
+    def _worker(
+        self,
+        backend: str,
+        queues: list[str] | None,
+        concurrency: int | None,
+        grace: float,
+        **_: Any,
+    ) -> rmq.Worker:
+        tasks = task_backends[backend]
+        if not isinstance(tasks, TaskBackend):
+            raise CommandError(f"TASKS[{backend!r}] is not rmq.django.TaskBackend")
+        if not queues and not tasks.queues:
+            raise CommandError(f"TASKS[{backend!r}] has no QUEUES; give --queue")
+        try:
+            client = tasks.register(queues or None, concurrency)
+            return rmq.Worker(client, grace=grace)
+        except rmq.RMQError as error:
+            raise CommandError(str(error)) from error

@@ -1,0 +1,106 @@
+"""Fixtures: a Django project in this process, and a backend with a prefix of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Server
+
+HAS_TASKS = find_spec("django_tasks") is not None
+if find_spec("django") is not None:
+    HAS_TASKS |= find_spec("django.tasks") is not None
+
+
+@pytest.fixture(scope="session")
+def django_project() -> None:
+    """Set the project up, once in a process. Without Django, skip; in CI, fail."""
+    if not HAS_TASKS:
+        text = "no django.tasks here: pip install Django 6, or django-tasks"
+        pytest.fail(text) if os.environ.get("CI") else pytest.skip(text)
+    import django
+
+    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.integrations.shop.settings"
+    django.setup()
+
+
+@pytest.fixture
+def tasks(django_project: None) -> Iterator[Any]:
+    """The tasks of the project, which have done nothing yet."""
+    from tests.integrations.shop import tasks
+
+    tasks.DONE.clear()
+    tasks.GO.clear()
+    yield tasks
+    tasks.GO.set()
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make_backend(
+    tasks: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Make]:
+    """Make the backend "default" with options."""
+    from django.test.utils import override_settings
+
+    from rmq.integrations.django import backend as module
+    from rmq.integrations.django.tasks_api import task_backends
+
+    clients: dict[str, Any] = {}
+    monkeypatch.setattr(module, "_clients", clients)
+    overrides = []
+
+    def make(queues: tuple[str, ...] = (), **options: Any) -> Any:
+        options = {"url": server.url, "prefix": name, "retry_for": 2} | options
+        given = {"BACKEND": "rmq.django.TaskBackend", "QUEUES": queues, "OPTIONS": options}
+        override = override_settings(TASKS={"default": given})
+        override.enable()
+        overrides.append(override)
+        return task_backends["default"]
+
+    yield make
+    for override in reversed(overrides):
+        override.disable()
+    for client in clients.values():
+        client.close()
+
+
+@pytest.fixture
+def backend(make_backend: Make) -> Any:
+    return make_backend()
+
+
+@pytest.fixture
+def sync_thread(tasks: Any) -> Iterator[None]:
+    """End the thread in which asgiref runs plain functions for async programs."""
+    from asgiref.sync import SyncToAsync
+
+    yield
+    SyncToAsync.single_thread_executor.shutdown()
+    SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
+
+
+@pytest.fixture
+def shop_db(tasks: Any, tmp_path: Path) -> Iterator[Path]:
+    """A database in a file, with the tables of the project and of RMQ."""
+    from django.core.management import call_command
+    from django.db import connections
+
+    path = tmp_path / "shop.db"
+    connections["default"].close()
+    given = connections.settings["default"]
+    before, given["NAME"] = given["NAME"], str(path)
+    del connections["default"]
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    yield path
+    connections["default"].close()
+    given["NAME"] = before
+    del connections["default"]

@@ -1,0 +1,1 @@
+"""A small Django project: an app with an order, and tasks."""
