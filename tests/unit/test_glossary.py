@@ -225,6 +225,9 @@ EXCEPTIONS = {
 }  # fmt: skip
 
 
+ADAPTERS = ("integrations", "django")  # they use the words of the framework, such as task
+
+
 def names_in(files: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the names of files, classes and functions: "file:name", and the name alone."""
     found = {}
@@ -247,7 +250,7 @@ def own_names() -> dict[str, str]:
     return names_in(
         (path.relative_to(ROOT / "rmq").as_posix(), text)
         for path, text in texts
-        if not text.startswith(GENERATED)
+        if not text.startswith(GENERATED) and path.parts[len(ROOT.parts) + 1] not in ADAPTERS
     )
 
 

@@ -56,7 +56,8 @@ FILES = sorted(
 # Ends of members that every process reports at once, also of members handed over: 5 lines.
 # Shared data of connectors: published data, lists and sets: 130 lines and 1 file.
 # No search for garbage while a command or a heartbeat imports its modules: 8 lines.
-LIMITS = {"lines": 51_764, "files": 462, "private": 78}
+# The adapter for django.tasks: 499 lines and 12 files, of which 5 are `__init__`.
+LIMITS = {"lines": 52_263, "files": 474, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
