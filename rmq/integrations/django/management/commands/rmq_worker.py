@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction
 from typing import Any
@@ -44,6 +45,8 @@ class Command(BaseCommand):
 
     def handle(self, *, reload: bool, **options: Any) -> None:
         """Run the worker, and exit with the exit code of `rmq worker`."""
+        if isinstance(sys.stdout, io.TextIOWrapper):  # for what tasks print
+            sys.stdout.reconfigure(line_buffering=True)
         if reload:
             autoreload.run_with_reloader(self._run_reloaded, **options)
         else:
