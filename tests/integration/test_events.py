@@ -16,6 +16,7 @@ from rmq.kernel.events import flows, scripts
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.working import work
+from tests.servers import Server, engines
 
 HOUR = 3600
 
@@ -59,6 +60,21 @@ def test_a_signal_lets_a_message_continue_with_the_event(api: Any, name: str, cl
     assert list(d.events) == [name]
     counts = api.admin.stats(name)
     assert (counts["suspended"], counts["settled"], counts["records"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_every_engine_acks_a_message_that_has_waited(engine: str, name: str) -> None:
+    server = Server(engines()[engine])
+    try:
+        with rmq.Client(server.url) as client:
+            topic = client.topic(name)
+            topic.send(1)
+            suspend(topic, name)
+            client.signal(name)
+            assert [d.event is None for d in receive(topic)] == [False]
+            assert client.admin.stats(name)["settled"] == 1
+    finally:
+        server.stop()
 
 
 @both_clients

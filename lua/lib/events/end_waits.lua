@@ -13,6 +13,8 @@ local function end_waits(ids)
     ended = waiting_count(found[i])
     count = count + ended
   end
-  redis.call('HINCRBY', slot, 'suspended', -count)
+  if count > 0 then -- Redis 7.0 refuses to add -0
+    redis.call('HINCRBY', slot, 'suspended', -count)
+  end
   return names, found
 end
