@@ -21,6 +21,7 @@ from bench.cost.compare import read as read_before, show_against, show_compariso
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
 from bench.cost.table import show as show_cost
 from bench.drain import drain
+from bench.events import events
 from bench.follow_ups import follow_ups
 from bench.growth.points import ROUNDS as GROWTH_ROUNDS
 from bench.growth.run import MESSAGES, growth, refusal
@@ -59,6 +60,7 @@ PARTS: dict[str, Part] = {
     "cancels": cancels,
     "results": results,
     "steps": steps,
+    "events": events,
     "batches": batches,
     "ledger": ledger,
     "outbox": outbox,
