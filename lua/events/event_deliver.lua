@@ -11,8 +11,8 @@ ARGV[7..] n members (13 bytes each), 1 to 100
 Returns   {how many messages got the event, how many of the members the call has looked at}. The
           other messages do not wait for the event, or have got it. The call looks at no further
           member after 2 MiB of events and steps. The caller gives these members to another call. In
-          a slot without a topic, no message waits
-Cost      O(n log L + size of their steps), L = members of the slot
+          a slot without a topic, no message waits.
+Cost      O(n log L + size of their steps), L = members of the slot.
 Atomic    A message that waits for its time limit goes to the front of its priority, or before all
           due messages if it has none. In a slot with groups it becomes due, and goes to its group.
           In a slot in order the message is at its old place, and the slot no longer waits for it.

@@ -3,11 +3,11 @@ event_read: read the steps of deliveries that have waited for an event, with the
 got.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2..] n members (13 bytes each), 1 to 1000, then their n receipts
+ARGV[2..] n members (13 bytes each), 1 to 1000; their n receipts.
 Returns   for each delivery in order: its steps (lib/records/steps), or '' if it has never waited;
           nil without a valid receipt. The list ends after 4 MiB, and has at least one item. The
-          caller reads the rest by another call
-Cost      O(n log L + size of the steps), L = leases of the slot
+          caller reads the rest by another call.
+Cost      O(n log L + size of the steps), L = leases of the slot.
 Atomic    If a delivery still waits, no event came before its time limit: its steps get an item that
           says so, and the wait is over. Without a valid receipt, nothing is changed. Works while
           Redis is at maxmemory. A second run changes nothing.
