@@ -113,7 +113,7 @@ def test_a_name_is_used_once_in_an_attempt(api: Any, name: str) -> None:
     ("given", "kind", "text"),
     [
         (7, InvalidType, "name: int; give the name of the step as a str"),
-        ("", InvalidValue, "name: 0 bytes; give a step a name of 1 to 255 bytes"),
+        ("", InvalidValue, "name: 0 bytes; the name of the step has 1 to 255 bytes"),
         ("é" * 128, InvalidValue, "name: 256 bytes"),
         ("\ud800", InvalidValue, "cannot encode"),
     ],
