@@ -304,6 +304,7 @@ def test_a_member_that_another_program_sends_meanwhile_stays_a_member(
 
     monkeypatch.setattr(flows.sending, "send_many", send_later)
     assert [each.status for each in made.send_many(rows, outs)] == ["duplicate"]
+    assert made.outside == []
     assert made.read().members == 1
     assert made.close() == ("done" if then == "is reported" else "closed")
 
