@@ -68,7 +68,7 @@ def until(true: Callable[[], Any], wait_s: float = PATIENCE_S, text: str = "") -
             last = error
         told = f"not within {wait_s:g} s: {text or 'the cluster did not get there'} ({last})"
         assert time.monotonic() < end, told
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 class Cluster:

@@ -118,6 +118,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Others) -> Ite
         process.kill()
     try:
         wait_for(lambda: free(directory), "a server or supervisor outlived its owner")
-    finally:
+    except AssertionError:
         for process in [*servers(directory), *supervisors(directory)]:
             process.kill()
+        raise

@@ -47,16 +47,18 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def dump(server: Server) -> bytes:
     """All that Redis has, as text."""
     with redis.Redis.from_url(server.url) as raw:
-        found = b""
-        for key in raw.scan_iter(count=1000):
-            kind = raw.type(key)
+        keys = list(raw.scan_iter(count=1000))
+        ask = raw.pipeline(transaction=False)
+        for key in keys:
+            ask.type(key)
+        for key, kind in zip(keys, ask.execute(), strict=True):
             if kind == b"hash":
-                found += repr(raw.hgetall(key)).encode()
+                ask.hgetall(key)
             elif kind == b"zset":
-                found += repr(raw.zrange(key, 0, -1)).encode()
+                ask.zrange(key, 0, -1)
             elif kind == b"string":
-                found += repr(raw.get(key)).encode()
-        return found
+                ask.get(key)
+        return repr(ask.execute()).encode()
 
 
 @both_clients

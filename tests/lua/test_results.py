@@ -27,6 +27,7 @@ from tests.lua.box import Box, Lease, case
 from tests.lua.crediting import break_script
 from tests.lua.following import TARGET, ack_then_command, entry, follow_up, own
 from tests.lua.test_maxmemory import REFUSED_AT_MAXMEMORY
+from tests.sources import full_text
 
 # Letter of a result -> the counter that the same script adds to.
 COUNTERS = {
@@ -374,7 +375,7 @@ def test_every_script_that_ends_messages_is_tested_here() -> None:
     found = {
         (name, of)
         for name in script_loader.names()
-        for of in counter.findall(script_loader.full_text(name))
+        for of in counter.findall(full_text(name))
     }
 
     tested = {(script, COUNTERS[letter]) for letter, script, _, _ in WAYS}

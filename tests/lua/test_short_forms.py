@@ -15,6 +15,7 @@ from rmq.kernel.transport.lua import script_loader
 from tests.lua.both_ways import compare
 from tests.lua.group import check, grouped, send as send_in_groups, send_alone
 from tests.lua.single import COMMANDS, ack, send, take
+from tests.sources import full_text
 
 SHORT = "if known and "  # how a short form in the file of its script begins
 LONG = "error('the long form')\n"
@@ -70,7 +71,7 @@ def test_each_of_these_commands_takes_the_short_form(box, build):
 
 def test_no_function_is_created_before_a_short_form():
     for verb in sorted(path.stem for path in (script_loader.directory() / "alone").iterdir()):
-        before, _, _ = script_loader.full_text(verb).partition("repeat\n")
+        before, _, _ = full_text(verb).partition("repeat\n")
 
         assert "function" not in before, verb  # each one costs every call 0.1 us
 
