@@ -33,11 +33,11 @@ OLDEST_SUPPORTED = "redis-6.2"
 PORTS = (10_000, 20_000)
 BUS = 10_000  # a cluster node's bus has the port of its clients and this
 # One for all connections: redis-py would read its own version from a file for each.
-_DRIVER: dict[str, Any] = {}
+DRIVER: dict[str, Any] = {}
 with contextlib.suppress(ImportError):
     from redis.driver_info import DriverInfo
 
-    _DRIVER["driver_info"] = DriverInfo()
+    DRIVER["driver_info"] = DriverInfo()
 _locks: list[socket.socket] = []
 _choice = random.SystemRandom()  # a test may seed the other one
 
@@ -192,7 +192,7 @@ class Server:
 
     def raw(self, **options: object) -> redis.Redis:
         """A plain redis-py client, for looking behind RMQ's back."""
-        return redis.Redis(host="127.0.0.1", port=self.port, **{**_DRIVER, **options})
+        return redis.Redis(host="127.0.0.1", port=self.port, **{**DRIVER, **options})
 
     def signal(self, number: int) -> None:
         assert self.process is not None

@@ -295,8 +295,12 @@ def record(scenario: Scenario, server: Server, kind: str = "sync") -> list[str]:
     All keys of the prefix are deleted afterwards.
     """
     with server.raw() as raw:
-        for name in script_loader.names():
-            raw.script_load(script_loader.load(name).text)
+        scripts = [script_loader.load(name) for name in script_loader.names()]
+        for script, is_there in zip(
+            scripts, raw.script_exists(*(s.sha for s in scripts)), strict=True
+        ):
+            if not is_there:
+                raw.script_load(script.text)
         try:
             with Environment() as environment, Recorder() as recorder:
                 scene = Scene(server, kind, environment, recorder)

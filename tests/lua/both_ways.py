@@ -13,7 +13,7 @@ from tests.lua.box import Box, changes
 def _outcome(box: Box, command: Command[Any], text: str) -> Any:
     """The reply of a text or its error, and the state of the slot after it."""
     try:
-        reply = box.redis.eval(text, len(command.keys), *command.keys, *command.args)
+        reply = box.eval(text, command.keys, command.args)
     except redis.ResponseError as error:
         reply = str(error).partition(" script:")[0]
     return reply, box.state()
@@ -26,14 +26,19 @@ def compare(box: Box, command: Command[Any], other: str) -> Any:
     """
     if command.write:
         box.redis.execute_command(*command.write)
-    before = {key: box.redis.dump(key) for key in command.keys}
+    before = box.redis.pipeline()
+    for key in command.keys:
+        before.dump(key)
+    contents = before.execute()
 
     expected = _outcome(box, command, other)
-    for key, content in before.items():
+    again = box.redis.pipeline()
+    for key, content in zip(command.keys, contents, strict=True):
         if content is None:
-            box.redis.delete(key)
+            again.delete(key)
         else:
-            box.redis.restore(key, 0, content, replace=True)
+            again.restore(key, 0, content, replace=True)
+    again.execute()
     found = _outcome(box, command, command.script.text)
 
     assert found == expected, (found[0], expected[0], changes(expected[1], found[1]))

@@ -24,16 +24,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run_on((NEWEST,), metafunc)
 
 
+@pytest.fixture(scope="session")
+def shared_raw(each_server: Server) -> Iterator[redis.Redis]:
+    """The client of `raw`: to connect takes as long as a short test."""
+    client = each_server.raw(protocol=2)
+    yield client
+    client.close()
+
+
 @pytest.fixture
-def raw(each_server: Server) -> Iterator[redis.Redis]:
+def raw(shared_raw: redis.Redis) -> Iterator[redis.Redis]:
     """A plain client of the server, which is empty again after the test.
 
     What looks at a slot looks for its keys among all keys of the server.
     """
-    client = each_server.raw(protocol=2)
-    yield client
-    client.flushall()
-    client.close()
+    yield shared_raw
+    shared_raw.flushall()
 
 
 @pytest.fixture

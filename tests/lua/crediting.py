@@ -14,6 +14,7 @@ from rmq.kernel.topic.sessions import ReplaySession
 from rmq.kernel.transport.lua import script_loader as transport_scripts
 from rmq.kernel.transport.lua.script_loader import Script
 from tests.lua.box import Box, Lease
+from tests.servers import DRIVER
 from tests.sources import text_of
 
 WAYS = ("alone", "uniform", "mixed")  # of send.lua: see send_way
@@ -35,7 +36,7 @@ class Sleeper:
         self.pubsub: Any = None
         if not deaf:
             port = box.redis.connection_pool.connection_kwargs["port"]
-            self.listen_at(redis.Redis(port=port, protocol=2))
+            self.listen_at(redis.Redis(port=port, protocol=2, **DRIVER))
 
     def listen_at(self, server: redis.Redis) -> None:
         """Subscribe at a server."""

@@ -373,9 +373,7 @@ def test_every_script_that_ends_messages_is_tested_here() -> None:
     """`ack` is refused in a slot with results. The others end dead letters, which have ended."""
     counter = re.compile(rf"slot, '({'|'.join(set(COUNTERS.values()))})'")
     found = {
-        (name, of)
-        for name in script_loader.names()
-        for of in counter.findall(full_text(name))
+        (name, of) for name in script_loader.names() for of in counter.findall(full_text(name))
     }
 
     tested = {(script, COUNTERS[letter]) for letter, script, _, _ in WAYS}
