@@ -10,13 +10,15 @@ Returns   {state, a character for each id}: n a new member, . or ! an open membe
           closed and some ids are new, nothing is added. The characters are then ''
 Cost      O(n)
 Atomic    A closed batch takes new members only from a member that is open, and never after it was
-          cancelled. Redis refuses the first write at maxmemory. A second run finds the members
-          open, and changes nothing.
+          cancelled. Redis refuses new members at maxmemory. A second run finds the members open.
+          It changes only #touched: the caller sends these members next, so batch_end must not end
+          them as lost.
 ]]
 --- @keys slot batch
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/writes"
 local IDS_FROM, ID_CHARS = 4, 26
 local now = clock(ARGV[1])
 local topic, by = ARGV[2], ARGV[3]
@@ -55,9 +57,10 @@ end
 
 local members = redis.call('HMGET', batch, unpack(ARGV, IDS_FROM))
 local position, names = topic_position()
-local letters, new_fields = {}, {}
+local letters, new_fields, is_any_open = {}, {}, false
 for i = 1, n do
   letters[i] = members[i] and string.sub(members[i], 1, 1) or 'n'
+  is_any_open = is_any_open or letters[i] == '.'
   if not members[i] then
     new_fields[#new_fields + 1], new_fields[#new_fields + 2] =
       ARGV[IDS_FROM + i - 1], '.' .. position
@@ -73,5 +76,7 @@ if #new_fields > 0 then
   local added = #new_fields / 2
   redis.call('HSET', batch, '#open', open_count + added, '#all', all + added, '#topics', names,
     '#touched', now)
+elseif is_any_open then
+  write_again(batch, '#touched', now)
 end
 return { state, table.concat(letters) }

@@ -2,14 +2,18 @@
 batch_end: report how members of a batch have ended.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2..] for each member, at most 500: its id in 26 characters, and a letter: s h d c e p o as in
+ARGV[2]   touched        ''    or #touched as the caller has read it. If it has changed, no member
+          ends
+ARGV[3..] for each member, at most 500: its id in 26 characters, and a letter: s h d c e p o as in
           lib/results/results; l it was not found; x it is no member, because a message from outside
           of the batch has its id. A dead letter for which the batch waits is always a member
-Returns   {state, number of open members}. The state is '' for a batch that does not exist
+Returns   {state, number of open members, number of members that have ended in this call}. The
+          state is '' for a batch that does not exist
 Cost      O(n)
 Atomic    A member ends once; further reports change nothing. If the batch waits for dead letters, d
           leaves a member open. With the last open member of a closed batch, the callback becomes a
-          pending entry in this step. Works while Redis is at maxmemory.
+          pending entry in this step. With `touched`, #touched is not changed, so that the caller
+          can end more members. Works while Redis is at maxmemory.
 ]]
 --- @keys slot batch pending targets
 --- @include "lib/batches/batch"
@@ -17,8 +21,9 @@ Atomic    A member ends once; further reports change nothing. If the batch waits
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
-local ENDS_FROM = 2
+local ENDS_FROM = 3
 local now, now_us = clock(ARGV[1])
+local touched = ARGV[2] ~= '' and whole_number(ARGV[2], 0, NUMBER_MOST, 'touched')
 local n = (#ARGV - ENDS_FROM + 1) / 2
 if n < 1 or n > MOST / 2 or n % 1 ~= 0 then
   fail('ARG', 'members')
@@ -36,12 +41,15 @@ end
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local state, open, all, dead =
-  unpack(redis.call('HMGET', batch, '#state', '#open', '#all', '#dead'))
+local state, open, all, dead, touched_now =
+  unpack(redis.call('HMGET', batch, '#state', '#open', '#all', '#dead', '#touched'))
 redis.call('ZCARD', pending)
 redis.call('ZCARD', targets)
 if not state then
-  return { '', 0 }
+  return { '', 0, 0 }
+end
+if touched and touched ~= tonumber(touched_now) then
+  return { state, tonumber(open), 0 }
 end
 local known = redis.call('HMGET', batch, unpack(ids))
 local changed, removed, counts, seen, ended = {}, {}, {}, {}, 0
@@ -61,7 +69,7 @@ for i = 1, n do
   end
 end
 if #changed == 0 and #removed == 0 then
-  return { state, tonumber(open) }
+  return { state, tonumber(open), 0 }
 end
 allow_oom(pending)
 if #changed > 0 then
@@ -77,6 +85,6 @@ for i = 1, #END_LETTERS do
   end
 end
 open = open - ended - #removed
-redis.call('HSET', batch, '#open', open, '#all', all - #removed, '#touched', now)
+redis.call('HSET', batch, '#open', open, '#all', all - #removed, '#touched', touched or now)
 finish_batch(now, now_us)
-return { redis.call('HGET', batch, '#state'), open }
+return { redis.call('HGET', batch, '#state'), open, ended }

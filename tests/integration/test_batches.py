@@ -304,7 +304,6 @@ def test_a_member_that_another_program_sends_meanwhile_stays_a_member(
 
     monkeypatch.setattr(flows.sending, "send_many", send_later)
     assert [each.status for each in made.send_many(rows, outs)] == ["duplicate"]
-    assert made.outside == []
     assert made.read().members == 1
     assert made.close() == ("done" if then == "is reported" else "closed")
 
@@ -395,6 +394,69 @@ def test_members_that_redis_does_not_know_are_lost(
     received(rows)
     ((_, counts),) = received(done)
     assert (counts.succeeded, counts.lost) == (1, 1)
+
+
+def test_the_end_of_a_member_of_another_batch_hides_no_lost_member(
+    client: rmq.Client, name: str, clock: Clock
+) -> None:
+    rows, done = client.topic(f"{name}-rows"), client.topic(f"{name}-done")
+    first, second = (batch(client, (rows, done), f"{name}-{n}") for n in range(2))
+    assert (first.open(), second.open()) == ("open", "open")
+    id = rows.new_id()
+    first.send(rows, 1, id=id)
+    assert rows.cancel(id) == "cancelled"
+    swept(client, rows)  # its end is kept for a minute
+    definition = second._definition
+    command = flows.scripts.batch_add(definition.keys(), second.name, rows.name, [id])
+    assert client._transport.run(_one(command)).letters == "n"
+
+    clock.advance(61)
+    now_ms = client.admin.stats(done.name)["now_ms"]
+
+    assert client._transport.run(members.examine(definition, now_ms)) == (False, 1)
+
+
+@pytest.mark.parametrize("when", ["looks", "ends"])
+def test_a_member_that_a_program_sends_again_meanwhile_is_not_lost(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A program has died before it sent a member, and starts again while a server looks for it."""
+    rows, done = client.topic(f"{name}-rows"), client.topic(f"{name}-done")
+    made = batch(client, (rows, done), name)
+    made.open()
+    definition, id = made._definition, rows.new_id()
+    command = flows.scripts.batch_add(definition.keys(), name, rows.name, [id])
+    assert client._transport.run(_one(command)).letters == "n"
+    clock.advance(61)
+
+    look, batch_end = members._lost, members.scripts.batch_end
+
+    def send() -> None:
+        monkeypatch.undo()
+        assert [each.status for each in made.send_many(rows, [rmq.Outgoing(1, id=id)])] == [
+            "stored"
+        ]
+
+    def look_then_send(*args: Any) -> Any:
+        found = yield from look(*args)
+        send()
+        return found
+
+    def send_then_end(*args: Any) -> Any:
+        send()
+        return batch_end(*args)
+
+    if when == "looks":
+        monkeypatch.setattr(members, "_lost", look_then_send)
+    else:
+        monkeypatch.setattr(members.scripts, "batch_end", send_then_end)
+    now_ms = client.admin.stats(done.name)["now_ms"]
+
+    assert client._transport.run(members.examine(definition, now_ms)) == (False, 0)
+
+    made.close()
+    received(rows)
+    assert [(counts.succeeded, counts.lost) for _, counts in received(done)] == [(1, 0)]
 
 
 def test_a_dead_letter_that_moved_to_another_topic_is_not_lost(

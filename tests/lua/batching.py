@@ -37,8 +37,11 @@ def add(box: Box, given: list[MessageId], topic: str = "rows", by: str = "") -> 
     return box.run(scripts.batch_add(box.keys, NAME, topic, given, by))
 
 
-def end(box: Box, *pairs: tuple[MessageId, str]) -> Any:
-    return box.run(scripts.batch_end(box.keys, NAME, [(str(id), letter) for id, letter in pairs]))
+def end(box: Box, *pairs: tuple[MessageId, str], touched_ms: int | None = None) -> Any:
+    """Report ends. Return the state of the batch, and its number of open members."""
+    ends = [(str(id), letter) for id, letter in pairs]
+    reply = box.run(scripts.batch_end(box.keys, NAME, ends, touched_ms))
+    return reply[:2]
 
 
 def close(box: Box, cancelled: bool = False) -> Any:

@@ -58,6 +58,21 @@ def test_a_closed_batch_takes_no_new_members_but_knows_the_others(box: Box) -> N
     assert fields(box) == before
 
 
+def test_adding_an_open_member_again_is_a_change(tight: Box) -> None:
+    open_batch(tight)
+    a, b = ids(2)
+    add(tight, [a, b])
+    end(tight, (b, "s"))
+    before = fields(tight)
+    tight.clock.advance(60)
+    tight.redis.config_set("maxmemory", 1)
+
+    assert add(tight, [b]) == ("o", "s")
+    assert fields(tight) == before
+    assert add(tight, [a, b]) == ("o", ".s")
+    assert fields(tight) == before | {"#touched": str(tight.clock.now_ms)}
+
+
 def test_an_open_member_adds_to_a_closed_batch(box: Box) -> None:
     open_batch(box)
     a, b, c = ids(3)

@@ -109,6 +109,25 @@ def test_a_dead_letter_for_which_the_batch_waits_is_a_member(box: Box) -> None:
     assert box.changed(before) == {}
 
 
+def test_members_end_only_if_the_batch_has_not_changed(box: Box) -> None:
+    open_batch(box)
+    a, b = ids(2)
+    add(box, [a, b])
+    touched_ms = int(fields(box)["#touched"])
+    box.clock.advance(60)
+
+    before = box.state()
+    assert end(box, (a, "l"), touched_ms=touched_ms - 1) == ("o", 2)
+    assert box.changed(before) == {}
+    assert end(box, (a, "l"), touched_ms=touched_ms) == ("o", 1)
+    assert fields(box)["#touched"] == str(touched_ms)
+
+    add(box, [b])  # a program that starts again sends it next
+    before = box.state()
+    assert end(box, (b, "l"), touched_ms=touched_ms) == ("o", 1)
+    assert box.changed(before) == {}
+
+
 def test_a_cancelled_batch_says_so_in_its_callback(box: Box) -> None:
     open_batch(box)
     (a,) = ids(1)
@@ -147,7 +166,7 @@ def test_wrong_arguments_change_nothing(box: Box, field: str, args: list[str]) -
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match=f"RMQARG {field}"):
-        box.raw("batch_end", keys, ["", *args])
+        box.raw("batch_end", keys, ["", "", *args])
     assert box.changed(before) == {}
 
 

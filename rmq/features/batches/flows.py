@@ -39,7 +39,7 @@ from rmq.kernel.producer.encode import basis_of
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
 from rmq.kernel.transport.lua.script_loader import plain
 
 NAME_CHARS = 64  # of a name, so that the header of a member has less than 256 bytes
@@ -274,11 +274,9 @@ def _send_page(
             known.append((ids[at], out.marks[BATCH_MARK]))
     outside = (yield from _outside(target, known)) if known else []
     if outside:
+        batch.outside += outside
         ends = [(str(id), NOT_A_MEMBER) for id in outside]
         yield scripts.batch_end(batch.keys(), batch.name, ends)
-        key = batch.keys().batch(batch.name)
-        states = yield RawCommand("batch", "HMGET", key, *(id for id, _ in ends))
-        batch.outside += [id for id, state in zip(outside, states, strict=True) if state is None]
     return results
 
 
@@ -287,8 +285,7 @@ def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Fl
 
     A program that runs at the same time may have sent them between `batch_add` and `send` of this
     one. Such a message has the mark of the batch. Or it has ended since, so that its end is stored
-    in its slot, or the batch knows it: then the batch ignores that it is no member, and still has
-    its id.
+    in its slot, or the batch knows it: then the batch ignores that it is no member.
 
     Args:
         target: Topic of the messages.

@@ -104,25 +104,28 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
         # `redrive --to` may have moved a dead letter to another topic, with another id.
         elsewhere = {each.id for each in page if each.waits and not fields.cancelled}
         for topic, ids in _by_topic(page):
-            lost += yield from _lost(target_of(batch.home, topic)[0], ids, elsewhere)
-    # A member that was added meanwhile may be missing because it is only sent next. A dead letter
-    # whose end was reported meanwhile may be in another topic.
-    after = yield scripts.read_batch(batch.keys(), batch.name)
-    if after is None or after.touched_ms != fields.touched_ms:
-        return Examined()
+            target = target_of(batch.home, topic)[0]
+            lost += yield from _lost(batch, target, ids, elsewhere)
+    # If the batch has changed meanwhile, a member may be missing because a program has added it and
+    # sends it next. A dead letter whose end was reported meanwhile may be in another topic.
+    ended = 0
     for at in range(0, len(lost), END_MOST):
         ends = [(id, NOT_FOUND) for id in lost[at : at + END_MOST]]
-        yield scripts.batch_end(batch.keys(), batch.name, ends)
-    if lost:
+        reply = yield scripts.batch_end(batch.keys(), batch.name, ends, fields.touched_ms)
+        ended += reply.ended
+    if ended:
         yield from sweep.try_send_slot(batch.home, batch.keys().index)
-    return Examined(lost=len(lost))
+    return Examined(lost=ended)
 
 
-def _lost(context: TopicContext, ids: Sequence[str], elsewhere: Set[str]) -> Flow[list[str]]:
+def _lost(
+    batch: Definition, context: TopicContext, ids: Sequence[str], elsewhere: Set[str]
+) -> Flow[list[str]]:
     """Return the members that are in no queue, and whose end is not about to be reported.
 
     Members that may be `elsewhere` are only lost if the topic was deleted.
     """
+    stem = f"{batch.home.name} {batch.slot} {batch.name}"
     try:
         yield from opening.ensure_open(context, create=False)
         yield from opening.follow_ids(context, ids)
@@ -141,6 +144,6 @@ def _lost(context: TopicContext, ids: Sequence[str], elsewhere: Set[str]) -> Flo
             known.update(
                 str(id)
                 for id, letter, end in zip(page, located.letters, ends, strict=True)
-                if letter != "g" or end is not None
+                if letter != "g" or (end and end[1:].decode() == f"{stem} {id}")
             )
     return [id for id in ids if id not in known]

@@ -39,7 +39,7 @@ def report(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
         for (topic, slot, name), members in by_batch.items():
             batch_keys = SlotKeys(context.prefix, topic, slot)
             with suppress(TopicVanished):  # no callback of a topic that was deleted
-                state, _ = yield scripts.batch_end(batch_keys, name, members)
-                if state == "d":
+                reply = yield scripts.batch_end(batch_keys, name, members)
+                if reply.state == "d":
                     called.add((topic, slot))
         reported = ends

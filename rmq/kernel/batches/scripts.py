@@ -50,6 +50,14 @@ class CloseReply(NamedTuple):
     open: int
 
 
+class EndReply(NamedTuple):
+    """The reply to the script `batch_end`. The state is empty if the batch does not exist."""
+
+    state: str
+    open: int
+    ended: int  # number of members that have ended in this call
+
+
 class AddReply(NamedTuple):
     """The reply to the script `batch_add`.
 
@@ -107,18 +115,18 @@ def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[C
 
 
 def batch_end(
-    keys: SlotKeys, name: str, ends: Sequence[tuple[str, str]]
-) -> Command[tuple[str, int]]:
+    keys: SlotKeys, name: str, ends: Sequence[tuple[str, str]], touched_ms: int | None = None
+) -> Command[EndReply]:
     """Report how up to END_MOST members have ended: pairs of an id and a letter.
 
-    The result is the state of the batch, or '' if it does not exist, and its number of open
-    members.
+    If `touched_ms` is given, members end only if the batch has not changed since this time.
     """
+    touched = "" if touched_ms is None else touched_ms
     return Command(
         script_loader.load("batch_end"),
         (keys.slot, keys.batch(name), keys.pending, keys.targets),
-        [clock.now_us, *(text for pair in ends for text in pair)],
-        lambda reply: (reply[0].decode(), reply[1]),
+        [clock.now_us, touched, *(text for pair in ends for text in pair)],
+        lambda reply: EndReply(reply[0].decode(), reply[1], reply[2]),
     )
 
 
