@@ -28,6 +28,7 @@ from tests.property.batch_model import (
     BatchModel,
     End,
     FoundBatch,
+    FoundEnds,
     batch_of,
     ends_of,
 )
@@ -112,9 +113,11 @@ class BatchGround(Machine):
         for name in names:
             pipe.hgetall(self.keys_of(name).batch(name))
         replies = pipe.execute()
-        self.stored_ends = {}
+        self.stored_ends = FoundEnds({}, {})
         for n, keys in enumerate(self.keys):
-            self.stored_ends |= ends_of(keys, *replies[2 * n : 2 * n + 2])
+            of_slot = ends_of(keys, *replies[2 * n : 2 * n + 2])
+            self.stored_ends.unreported.update(of_slot.unreported)
+            self.stored_ends.kept.update(of_slot.kept)
         hashes = replies[2 * len(self.keys) :]
         return {name: batch_of(reply) for name, reply in zip(names, hashes, strict=True)}
 
@@ -122,13 +125,13 @@ class BatchGround(Machine):
         """See which ends are reported, and report them in the model."""
         self.found = self.read_batches()
         for id, end in list(self.model.unreported.items()):
-            is_stored = id in self.stored_ends
+            is_stored = id in self.stored_ends.unreported
             known = self.found[end.batch].members.get(id)
             if not is_stored or known != self.model.batches[end.batch].members.get(id):
                 self.model.report(id, end, self.now)
                 self.reached["reported, and not forgotten"] += is_stored
             if not is_stored:
-                del self.model.unreported[id]
+                self.model.forget(id, self.now)
 
     def same(self, what: str) -> None:
         super().same(what)
@@ -153,12 +156,25 @@ class BatchGround(Machine):
             self.check_callback(batch, self.found[name], waiting)
 
     def check_ends(self) -> None:
-        """Each end that is not reported is stored in its slot, with its batch."""
-        wanted = {}
-        for id, (name, letter) in self.model.unreported.items():
-            slot = slot_of(name, HOME_SLOTS)
-            wanted[id] = letter, f"{HOME} {slot} {name} {MessageId(id)}"
-        self.claim(self.stored_ends == wanted, f"ends {self.stored_ends}, not {wanted}")
+        """Each end that is not reported is stored in its slot, with its batch.
+
+        Ends of members whose ids the topic does not remember are kept for a time.
+        """
+        wanted = {id: self.stored_form(id, end) for id, end in self.model.unreported.items()}
+        found, kept = self.stored_ends
+        self.claim(found == wanted, f"ends {found}, not {wanted}")
+        for id, each in list(self.model.kept.items()):
+            each.over = each.over or each.until <= self.now
+            form = (*self.stored_form(id, each.end), each.until)
+            self.claim(kept.get(id, None if each.over else "") in (None, form), f"kept: not {form}")
+            if id not in kept:
+                del self.model.kept[id]
+        unknown = set(kept) - set(self.model.kept)
+        self.claim(not unknown, f"{len(unknown)} ends are kept for nothing")
+
+    def stored_form(self, id: bytes, end: End) -> tuple[str, str]:
+        slot = slot_of(end.batch, HOME_SLOTS)
+        return end.letter, f"{HOME} {slot} {end.batch} {MessageId(id)}"
 
     def check_batch(self, batch: Batch, found: FoundBatch) -> None:
         wrong = {

@@ -15,7 +15,8 @@ from tests.property.outcome_model import OutcomeModel
 
 OPEN, WAITS, LOST = ".", "!", "l"
 LETTERS = {name: letter for letter, name in OUTCOMES.items()}
-LOST_AFTER_MS = 60_000
+LOST_AFTER_MS = KEPT_MS = 60_000
+FORGOTTEN_IDS = "cepo"  # ends of members whose ids a topic does not remember as settled
 
 
 @dataclass
@@ -54,13 +55,23 @@ class End(NamedTuple):
     letter: str
 
 
+@dataclass
+class KeptEnd:
+    """An end that is kept for a time after its report, so that the member is not sent again."""
+
+    end: End
+    until: int
+    over: bool = False  # the time has come once, so it may be removed
+
+
 class BatchModel(OutcomeModel):
     """A topic whose messages may be members of batches."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.batches: dict[str, Batch] = {}
-        self.unreported: dict[bytes, End] = {}  # that are not reported
+        self.unreported: dict[bytes, End] = {}
+        self.kept: dict[bytes, KeptEnd] = {}
         self.moved: dict[int, tuple[bytes, str]] = {}  # by number of the body: first id, batch
 
     # --- members end
@@ -93,6 +104,14 @@ class BatchModel(OutcomeModel):
         batch.touched = now
         self.finish(batch)
 
+    def forget(self, id: bytes, now: int) -> None:
+        """The slot forgets an end that was reported, perhaps after a time."""
+        end = self.unreported.pop(id)
+        if end.letter in FORGOTTEN_IDS:
+            self.kept[id] = KeptEnd(end, now + KEPT_MS)
+        else:
+            self.kept.pop(id, None)
+
     def finish(self, batch: Batch) -> None:
         if batch.state == "closed" and not batch.open_members():
             batch.state = "done"
@@ -110,6 +129,7 @@ class BatchModel(OutcomeModel):
             if batch.cancelled or not (batch.state == "open" or by_member):
                 return None
             batch.members |= dict.fromkeys(new, OPEN)
+        if new or OPEN in before.values():
             batch.touched = now
         return before
 
@@ -168,14 +188,27 @@ def batch_of(reply: dict[bytes, bytes]) -> FoundBatch:
     return FoundBatch(members, fields)
 
 
-def ends_of(
-    keys: SlotKeys, results: dict[bytes, bytes], keeping: Any
-) -> dict[bytes, tuple[str, str]]:
-    """Return the ends that a slot has stored: by id, letter and batch."""
-    scores = dict(keeping)
-    found = {}
+class FoundEnds(NamedTuple):
+    """The ends of members that a slot has stored, by id: letter and batch.
+
+    Attributes:
+        unreported: Ends that no batch knows yet.
+        kept: Ends that are kept after their report, and the time until then, in ms.
+    """
+
+    unreported: dict[bytes, tuple[str, str]]
+    kept: dict[bytes, tuple[str, str, int]]
+
+
+def ends_of(keys: SlotKeys, results: dict[bytes, bytes], keeping: Any) -> FoundEnds:
+    scores, found = dict(keeping), FoundEnds({}, {})
     for name, value in results.items():
-        if len(name) == 14:  # `b`, and a member
-            letter = value[:1].decode() if scores.get(name) == float("inf") else "?"
-            found[bytes(keys.id_of(name[1:]))] = letter, value[1:].decode()
+        if len(name) != 14:  # `b`, and a member
+            continue
+        id, letter, batch = bytes(keys.id_of(name[1:])), value[:1].decode(), value[1:].decode()
+        until = scores.get(name, 0)
+        if until == float("inf"):
+            found.unreported[id] = letter, batch
+        else:
+            found.kept[id] = letter, batch, int(until)
     return found

@@ -73,7 +73,8 @@ class Batched(BatchGround):
         """Return a batch that is not done, or open one."""
         known = [batch for batch in self.model.batches.values() if batch.state != "done"]
         if not known and not self.full:
-            self.opened(f"b{len(self.model.batches)}", ["count", "wait"][which % 2], 0, False)
+            dead, timeout = ["count", "wait"][which % 2], [0, 0, 30][which % 3]
+            self.opened(f"b{len(self.model.batches)}", dead, timeout, False)
         every = list(self.model.batches.values())
         return known[which % len(known)] if known else every[which % len(every)]
 
@@ -92,16 +93,18 @@ class Batched(BatchGround):
         self.added(batch, list(dict.fromkeys(ids)), None, dies, lost)
 
     @precondition(lambda self: self.handles)
-    @rule(which=some, closes=st.booleans(), dies=rarely, lost=rarely)
-    def member_adds(self, which: int, closes: bool, dies: bool, lost: bool) -> None:
+    @rule(which=some, ends=st.sampled_from(["", "close", "cancel"]), dies=rarely, lost=rarely)
+    def member_adds(self, which: int, ends: str, dies: bool, lost: bool) -> None:
         """The handler of a member adds a member, also after the batch was closed."""
         members = [h for h in self.handles if self.model.msgs[h.id].batch]
         if members:
             handle = members[which % len(members)]
             batch = self.model.batches[self.model.msgs[handle.id].batch]
-            if closes:
-                self.close_batch(batch, "close", lost)
-                self.holds()
+            if ends == "cancel":
+                self.cancel_batch(batch, lost)
+            elif ends:
+                self.close_batch(batch, ends, lost)
+            self.holds()
             self.added(batch, [self.new_id(which)], handle, dies, lost)
 
     def added(self, batch: Batch, ids: list[MessageId], by: Any, dies: bool, lost: bool) -> None:
@@ -126,8 +129,6 @@ class Batched(BatchGround):
             self.claim(isinstance(got, BatchClosed), f"{batch.name} is closed, and takes members")
             self.reached["closed batch refuses members"] += 1
             return self.same("a batch that refuses members")
-        self.sync()  # the ends of known members are reported before they are sent
-        before = {id: batch.members[id] if state in OPEN else state for id, state in before.items()}
         self.reached["member adds to a closed batch"] += batch.state != "open"
         sent = [out for out in outs if before[out.id] in "n" + OPEN]  # type: ignore[index]
         if dies and sent:
@@ -139,7 +140,7 @@ class Batched(BatchGround):
         outside = []
         for out in outs:
             id, status = out.id, "duplicate"
-            if out in sent:
+            if out in sent and not self.has_end(id, batch.name):  # type: ignore[arg-type]
                 status = self.model.send(id, id.slot, out.body, None, None, self.now)  # type: ignore[arg-type, union-attr]
             if status == "stored":
                 self.model.msgs[id].batch = batch.name  # type: ignore[index]
@@ -154,6 +155,12 @@ class Batched(BatchGround):
         self.model.remove(batch, outside, self.now)  # type: ignore[arg-type]
         self.claim(made.outside == outside, f"outside {made.outside}, not {outside}")
         self.reached["duplicate from outside"] += len(outside)
+
+    def has_end(self, id: bytes, name: str) -> bool:
+        """Whether the slot of a member still has its end, so that it is not stored again."""
+        ends = [self.model.unreported.get(id)]
+        ends += [each.end for each in [self.model.kept.get(id)] if each]
+        return any(end is not None and end.batch == name for end in ends)
 
     # --- close and cancel
 
@@ -259,6 +266,9 @@ class Batched(BatchGround):
         elif msg.expiry is None:  # otherwise it may expire there
             self.do(lambda: admin.redrive(TOPIC, ids=ids, to=ELSEWHERE))
             self.model.move(msg, self.now)
+            if which % 2:
+                self.tick_to(self.now + 61_000)
+                self.examine(self.model.batches[msg.batch])
         self.reached[f"dead member: {how}"] += 1
 
     def purge_while_its_death_is_reported(self, msg: Any) -> None:
