@@ -57,7 +57,7 @@ FILES = sorted(
 # Shared data of connectors: published data, lists and sets: 130 lines and 1 file.
 # No search for garbage while a command or a heartbeat imports its modules: 8 lines.
 # The adapter for django.tasks: 499 lines and 12 files, of which 5 are `__init__`.
-LIMITS = {"lines": 52_263, "files": 474, "private": 78}
+LIMITS = {"lines": 52_266, "files": 474, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

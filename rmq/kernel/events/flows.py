@@ -17,7 +17,7 @@ from rmq.kernel.core.keys import EVENT_SLOTS, EventKeys, SlotKeys, events_stem, 
 from rmq.kernel.events import scripts
 from rmq.kernel.events.scripts import CHECKS_MOST, DELIVER_MOST, Check, Signalled
 from rmq.kernel.topic import clock
-from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
+from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, raise_first_error
 from rmq.kernel.transport.lua.script_loader import plain
 
 log = logging.getLogger("rmq")
@@ -69,13 +69,15 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
         by_key: dict[bytes, list[tuple[bytes, int]]] = {}
         for check in checks:
             by_key.setdefault(check.key, []).append((_name_of(slot, check.member), check.until_ms))
-        replies = yield from pipeline(
+        replies = yield Pipeline(
             [scripts.event_register(EventKeys(prefix, key), by_key[key]) for key in by_key]
         )
         failed: set[bytes] = set()
         for key, event in zip(by_key, replies, strict=True):
-            if event.at_ms:
-                waiters = [name for name, _ in by_key[key]]
+            waiters = [name for name, _ in by_key[key]]
+            if isinstance(event, RMQError):  # the server of this event is away
+                failed.update(waiters)
+            elif event.at_ms:
                 done, _ = yield from _deliver(prefix, key, event._replace(waiters=waiters))
                 failed.update(set(waiters) - set(done))
         registered = [check for check in checks if _name_of(slot, check.member) not in failed]
@@ -84,13 +86,14 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
 def deliver_pending(prefix: str) -> Flow[int]:
     """Deliver the events whose process has died. Return the number of messages that got one."""
     names = [events_stem(prefix, index) + b"undelivered" for index in range(EVENT_SLOTS)]
-    pages = yield from pipeline([_due(name) for name in names])
+    pages = yield Pipeline([_due(name) for name in names])
     count = 0
     for page in pages:
-        for key in page:
+        for key in () if isinstance(page, RMQError) else page:
             keys = EventKeys(prefix, key)
             event = yield scripts.event_waiters(keys, [], PAGE)
             count += yield from _deliver_all(prefix, keys, event)
+    raise_first_error(pages)  # of a server that is away, after the events of the others
     return count
 
 
