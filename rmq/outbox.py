@@ -13,13 +13,14 @@ migrations, `metadata` defines the tables rmq_stub and rmq_log.
 """
 
 from rmq.errors import StubNotFound, StubSettled
+from rmq.sql.outbox.dispatch import message_id
 from rmq.sql.outbox.notify import Exhausted, Webhook
-from rmq.sql.outbox.outbox import Outbox
+from rmq.sql.outbox.outbox import Outbox, StubInsert
 from rmq.sql.outbox.relay import Relay
 from rmq.sql.outbox.resend import Resender, Round
 from rmq.sql.outbox.tables import metadata, stub_id
 
 __all__ = [
-    "Exhausted", "Outbox", "Relay", "Resender", "Round", "StubNotFound", "StubSettled", "Webhook",
-    "metadata", "stub_id",
+    "Exhausted", "Outbox", "Relay", "Resender", "Round", "StubInsert", "StubNotFound",
+    "StubSettled", "Webhook", "message_id", "metadata", "stub_id",
 ]  # fmt: skip

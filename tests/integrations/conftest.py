@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from tests.databases import fresh
 from tests.servers import Server
 
 HAS_TASKS = find_spec("django_tasks") is not None
@@ -88,19 +91,29 @@ def sync_thread(tasks: Any) -> Iterator[None]:
     SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
 
 
-@pytest.fixture
-def shop_db(tasks: Any, tmp_path: Path) -> Iterator[Path]:
-    """A database in a file, with the tables of the project and of RMQ."""
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def shop_db(request: pytest.FixtureRequest, tasks: Any, tmp_path: Path) -> Iterator[str]:
+    """A database with the tables of the project and of RMQ; what it is."""
     from django.core.management import call_command
     from django.db import connections
 
-    path = tmp_path / "shop.db"
-    connections["default"].close()
-    given = connections.settings["default"]
-    before, given["NAME"] = given["NAME"], str(path)
-    del connections["default"]
-    call_command("migrate", run_syncdb=True, verbosity=0)
-    yield path
-    connections["default"].close()
-    given["NAME"] = before
-    del connections["default"]
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            changes: dict[str, Any] = {"NAME": str(tmp_path / "shop.db")}
+        else:
+            database = stack.enter_context(fresh(request.getfixturevalue("postgres")))
+            url = sa.make_url(database.url())
+            changes = {
+                "ENGINE": "django.db.backends.postgresql", "NAME": url.database, "OPTIONS": {},
+                "USER": url.username, "PASSWORD": url.password or "", "HOST": url.host,
+                "PORT": url.port,
+            }  # fmt: skip
+        before = connections.settings["default"]
+        connections["default"].close()
+        connections.settings["default"] = before | changes
+        del connections["default"]
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        yield request.param
+        connections["default"].close()
+        connections.settings["default"] = before
+        del connections["default"]

@@ -19,12 +19,17 @@ from tests.integrations.conftest import Make
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server, die_with_parent
 
-SETTINGS = "from tests.integrations.shop.settings import *\nDEBUG = True\n"
+SETTINGS = """
+from tests.integrations.shop.settings import *
+DEBUG = True
+if "SHOP_OUTBOX" in os.environ:
+    TASKS["default"]["OPTIONS"]["outbox"] = os.environ["SHOP_OUTBOX"]
+"""
 
 
 @contextmanager
 def manage(
-    directory: Path, server: Server, prefix: str, *words: str
+    directory: Path, server: Server, prefix: str, *words: str, **variables: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A command of `manage.py` in a process, and the file with its output."""
     (directory / "own_settings.py").write_text(SETTINGS)
@@ -32,7 +37,7 @@ def manage(
         "DJANGO_SETTINGS_MODULE": "own_settings", "SHOP_REDIS": server.url, "SHOP_PREFIX": prefix,
         "SHOP_DB": str(directory / "shop.db"), "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": f"{directory}{os.pathsep}{Path(rmq.__file__).parents[1]}",
-    }  # fmt: skip
+    } | variables  # fmt: skip
     log = directory / f"{words[0]}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -65,6 +70,34 @@ def test_the_worker_runs_tasks_until_sigterm(
 
     assert result.worker_ids[0].endswith(f":{process.pid}")
     assert "rmq_worker: running tasks" in log.read_text()
+
+
+def test_the_worker_sends_the_tasks_of_committed_transactions(
+    make_backend: Make, tasks: Any, shop_db: str, server: Server, name: str, tmp_path: Path
+) -> None:
+    from django.db import connection, transaction
+
+    if shop_db != "sqlite":
+        pytest.skip("the process has the settings of SQLite")
+    make_backend(("default",), outbox="default")
+    with transaction.atomic():
+        result = tasks.write_order.enqueue(7)
+    words = ("rmq_worker", "--queue", "default", "--no-reload")
+    with manage(tmp_path, server, name, *words, SHOP_OUTBOX="default") as (process, log):
+
+        def has_run() -> bool:
+            assert process.poll() is None, log.read_text()
+            result.refresh()
+            return bool(result.is_finished)
+
+        wait_for(has_run)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0, log.read_text()
+
+    assert result.status == "SUCCESSFUL", result.errors
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT number FROM shop_order")
+        assert cursor.fetchall() == [(7,)]
 
 
 @pytest.mark.slow

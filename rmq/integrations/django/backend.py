@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.utils import timezone
 
 import rmq
@@ -32,8 +34,11 @@ from rmq.integrations.django.tasks_api import (
     normalize_json,
 )
 
+if TYPE_CHECKING:
+    from rmq.outbox import Relay
+
 OF_CLIENT = ("url", "prefix", "retry_for", "timeout", "max_connections")
-OPTIONS = (*OF_CLIENT, "results", "retries", "topic")
+OPTIONS = (*OF_CLIENT, "results", "retries", "topic", "outbox")
 RESULTS_S = 86_400.0
 RESULT_ID_CHARS = 64  # as long as Django lets an id be
 STATUS_OF_QUEUE = {
@@ -58,6 +63,8 @@ class TaskBackend(BaseTaskBackend):
             to 30 days, or None to keep none. Default: one day.
         retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
         topic: Settings of the topics (see rmq.Settings), as a dict.
+        outbox: Alias in DATABASES. A task that is enqueued inside of `atomic()` of this database is
+            sent if and only if the transaction commits. Default: None, every task is sent at once.
     """
 
     task_class = Task
@@ -86,9 +93,10 @@ class TaskBackend(BaseTaskBackend):
         self._settings = settings
         self._keep = self.options.get("results", RESULTS_S)
         self._topics: dict[str, rmq.Topic] = {}
+        self.outbox: str | None = self.options.get("outbox")
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Return what is wrong with the names of the queues."""
+        """Return what is wrong with the queues and the outbox."""
         longest = RESULT_ID_CHARS - len(":") - len(str(rmq.MessageId(16)))
         for queue in sorted(self.queues):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", queue) or len(queue) > longest:
@@ -97,6 +105,43 @@ class TaskBackend(BaseTaskBackend):
                     hint=f"Use 1 to {longest} characters of A-Z a-z 0-9 . _ -",
                     id="rmq.E001",
                 )
+        if self.outbox is not None and self.outbox not in connections:
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]: the outbox {self.outbox!r} is not in DATABASES.",
+                id="rmq.E002",
+            )
+        if self.outbox is not None and not apps.is_installed("rmq.integrations.django"):
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]: the outbox needs tables.",
+                hint="Add 'rmq.django' to INSTALLED_APPS, and run migrate.",
+                id="rmq.E003",
+            )
+        if self.outbox is not None and self._settings and not self.queues:
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]: the relay must know the queues of topics with settings.",
+                hint="Name the queues in QUEUES, or leave OPTIONS['topic'] out.",
+                id="rmq.E005",
+            )
+        for other in tasks_api.task_backends.all() if self.outbox is not None else ():
+            is_shared = isinstance(other, TaskBackend) and other.outbox == self.outbox
+            if is_shared and other.client is not self.client:
+                yield checks.Error(
+                    f"TASKS: {self.alias!r} and {other.alias!r} share an outbox, and differ in "
+                    "the options of their client or topics.",
+                    id="rmq.E004",
+                )
+
+    def relay(self) -> Relay:
+        """Return a new relay, which sends the rows of the outbox to this backend's Redis.
+
+        `run(stop)` of the relay sends rows until the event `stop` is set, `run_once()` one batch.
+        """
+        from rmq.integrations.django import outbox  # imports SQLAlchemy
+
+        assert self.outbox is not None
+        for queue in self.queues:
+            self.topic(queue)  # a relay creates topics with the settings that were declared
+        return outbox.new_relay(self.outbox, self.client)
 
     @property
     def retries(self) -> int:
@@ -143,14 +188,14 @@ class TaskBackend(BaseTaskBackend):
             )
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
-        """Send a task to its topic.
+        """Send a task to its topic, or write it into the outbox.
 
         Returns:
             The result, with the status READY.
 
         Guarantee:
             After this returns, the task is in Redis. If it raises rmq.OutcomeUnknown, the task may
-            be there.
+            be there. Inside of `atomic()` of the outbox's database, the task is in the transaction.
 
         Raises:
             InvalidTask, TypeError: The task or an argument is not valid.
@@ -184,6 +229,11 @@ class TaskBackend(BaseTaskBackend):
         return result
 
     def _send(self, queue: str, message: rmq.Outgoing) -> rmq.MessageId:
+        if self.outbox is not None and connections[self.outbox].in_atomic_block:
+            from rmq.integrations.django import outbox
+
+            message.body["stub"] = True
+            return outbox.write(self.outbox, queue, message)
         (sent,) = self.topic(queue).send_many([message])
         return sent.message_id
 
@@ -202,26 +252,45 @@ class TaskBackend(BaseTaskBackend):
         try:
             topic = self.topic(queue)
             id = rmq.MessageId.parse(text)
-            found = self._find(topic, id)
+            is_stub = self.outbox is not None and not (id.slot or id.check)
+            found = self._find_stub(topic, id) if is_stub else None
+            found = found or self._find(topic, id, id)
         except (rmq.InvalidValue, rmq.TopicNotFound) as error:
             raise TaskResultDoesNotExist(result_id) from error
         if found is None:
             raise TaskResultDoesNotExist(result_id)
         return found
 
-    def _find(self, topic: rmq.Topic, id: rmq.MessageId) -> TaskResult | None:
+    def _find_stub(self, topic: rmq.Topic, stub: rmq.MessageId) -> TaskResult | None:
+        from rmq.integrations.django import outbox
+
+        assert self.outbox is not None
+        row = outbox.read(self.outbox, stub)
+        found = self._find(topic, outbox.sent_id(self.client, topic.name, stub, row), stub)
+        if found is not None or row is None:
+            return found
+        if row.error:
+            row.facts.errors.append(["rmq.errors.SendError", row.error])
+        elif not row.is_waiting:
+            return None
+        status = TaskResultStatus.FAILED if row.error else TaskResultStatus.READY
+        return task_result(self.alias, topic.name, stub, row.facts, status)
+
+    def _find(self, topic: rmq.Topic, id: rmq.MessageId, shown: rmq.MessageId) -> TaskResult | None:
         for _ in range(3):  # the message may end between the two reads
             state = topic.result(id).read()
             if state.outcome is not None and state.outcome.outcome == "succeeded":
-                return self._succeeded(topic.name, state.outcome)
+                return self._succeeded(topic.name, shown, state.outcome)
             if state.place == "gone":
                 return None
             message = topic.get(id)
             if message is not None:
-                return self._unfinished(topic.name, message, state.progress)
+                return self._unfinished(topic.name, shown, message, state.progress)
         return None
 
-    def _succeeded(self, queue: str, outcome: rmq.MessageOutcome) -> TaskResult:
+    def _succeeded(
+        self, queue: str, shown: rmq.MessageId, outcome: rmq.MessageOutcome
+    ) -> TaskResult:
         if not isinstance(outcome.value, dict):
             raise TaskResultDoesNotExist(
                 f"{queue}:{outcome.id} was successful, but its arguments and its return value were "
@@ -232,7 +301,7 @@ class TaskBackend(BaseTaskBackend):
         return task_result(
             self.alias,
             queue,
-            outcome.id,
+            shown,
             Facts(**stored),
             TaskResultStatus.SUCCESSFUL,
             started=datetime.fromisoformat(first),
@@ -242,7 +311,11 @@ class TaskBackend(BaseTaskBackend):
         )
 
     def _unfinished(
-        self, queue: str, message: rmq.Message, progress: rmq.Progress | None
+        self,
+        queue: str,
+        shown: rmq.MessageId,
+        message: rmq.Message,
+        progress: rmq.Progress | None,
     ) -> TaskResult:
         attempts = message.attempts
         facts = facts_of(message, attempts)
@@ -257,7 +330,7 @@ class TaskBackend(BaseTaskBackend):
         return task_result(
             self.alias,
             queue,
-            message.id,
+            shown,
             facts,
             status,
             started=first,

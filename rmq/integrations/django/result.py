@@ -26,6 +26,7 @@ from rmq.integrations.django.tasks_api import (
 )
 
 PRIORITY_0 = 1000  # RMQ's priority for Django's priority 0
+PRIORITIES = 100  # Django's priorities are -100 to 100
 UNKNOWN_WORKER = "unknown"  # for an attempt whose worker died
 
 
@@ -116,6 +117,11 @@ def django_time(moment: datetime | None) -> datetime | None:
     return naive
 
 
+def _django_priority(priority: int) -> int:
+    """Return Django's priority. A program without Django may have sent the message with another."""
+    return max(-PRIORITIES, min(PRIORITIES, priority - PRIORITY_0))
+
+
 def task_result(
     alias: str,
     queue: str,
@@ -141,7 +147,7 @@ def task_result(
     task = task.using(
         backend=alias,
         queue_name=queue,
-        priority=None if facts.priority is None else facts.priority - PRIORITY_0,
+        priority=None if facts.priority is None else _django_priority(facts.priority),
         run_after=facts.due and django_time(datetime.fromisoformat(facts.due)),
         **{name: option for name, option in options.items() if option is not None},
     )

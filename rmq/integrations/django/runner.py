@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from rmq.integrations.django.backend import TaskBackend
 
 
+def shown_id(d: rmq.Delivery) -> rmq.MessageId:
+    """Return the id that `enqueue` has returned: of the message, or of its row in the outbox."""
+    return d.id.with_slot(0, 0) if d.body.get("stub") else d.id
+
+
 class TaskRunner:
     """Runs the tasks of one queue. Its method `handle` is the handler of the queue's topic."""
 
@@ -55,7 +60,7 @@ class TaskRunner:
             facts = facts_of(d, attempts)
             facts.workers.append(f"{socket.gethostname()}:{os.getpid()}")
             result = task_result(
-                self._backend.alias, d.topic, d.id, facts, TaskResultStatus.RUNNING,
+                self._backend.alias, d.topic, shown_id(d), facts, TaskResultStatus.RUNNING,
                 started=first, attempted=started,
             )  # fmt: skip
         except TaskResultDoesNotExist as error:  # a retry may reach a worker with the task's code

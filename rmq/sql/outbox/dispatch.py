@@ -41,6 +41,7 @@ from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import server_ms
 from rmq.sql.connections import IdleLimit
+from rmq.sql.outbox import tables
 from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.tables import Stub, outgoing
 
@@ -88,6 +89,29 @@ Outcome = SendResult | Refused
 
 # By client: the former settings of topics, with which a dispatcher creates lost topics again.
 _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = WeakKeyDictionary()
+
+
+def message_id(
+    client: Client, topic: str, stub: MessageId | str, slot_basis: str | bytes | None = None
+) -> MessageId:
+    """Return the id of a stub's message, whether or not it was sent.
+
+    The topic is opened, and created if it does not exist. `stub_id` does the reverse.
+
+    Args:
+        client: Client with the prefix of the topic.
+        topic: Name of the topic.
+        stub: Id of the stub, as `send` has returned it.
+        slot_basis: Slot basis or group of the message, if it has one.
+
+    Raises:
+        InvalidValue: The id or the name is not valid.
+        StorageError: Redis cannot be read.
+    """
+    if isinstance(slot_basis, str):
+        slot_basis = slot_basis.encode()
+    context = Dispatcher(client).context(topic, codecs.by_name("json").number)
+    return tables.message_id(stub, context, slot_basis)
 
 
 class Dispatcher:

@@ -7,12 +7,14 @@ The change and its messages are committed together or not at all. A relay sends 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.exc import NoSuchModuleError
 
-from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.body_limits import BODY_CEILING, BODY_DEFAULT
 from rmq.kernel.core.codec import Codec
@@ -34,7 +36,7 @@ from rmq.sql.connections import (
     refuse_autocommit,
     run_async,
 )
-from rmq.sql.database import now_ms
+from rmq.sql.database import SUPPORTED, now_ms
 from rmq.sql.errors import require_table
 from rmq.sql.outbox import tables
 from rmq.sql.outbox.confirm import Confirming
@@ -56,6 +58,20 @@ class _NewStub(NamedTuple):
     id: MessageId
     values: dict[str, Any]  # of its columns
     insert: sa.Insert
+
+
+class StubInsert(NamedTuple):
+    """An INSERT statement that writes a message, for a cursor of a database driver.
+
+    Attributes:
+        id: Id of the stub.
+        sql: Statement with a `%s` for each parameter.
+        parameters: Parameters, in order.
+    """
+
+    id: MessageId
+    sql: str
+    parameters: list[Any]
 
 
 class Outbox(Confirming, Repair):
@@ -201,6 +217,42 @@ class Outbox(Confirming, Repair):
         await run_async(here, _write, stub)
         return stub.id
 
+    def statement(
+        self,
+        dialect: str,
+        topic: str,
+        message: Outgoing,
+        *,
+        codec: str | Codec = "json",
+        confirm: bool = True,
+    ) -> StubInsert:
+        """Return the INSERT statement of a message, for a connection without SQLAlchemy.
+
+        Execute the statement in the transaction of the business change, on a driver that writes
+        parameters as `%s`. `send` does the same on a connection of SQLAlchemy.
+
+        Args:
+            dialect: Kind of the database: "postgresql", "mysql", "mariadb" or "sqlite".
+            topic: Name of the topic.
+            message: Message to write. It cannot have an id, a dedup key or a merge key.
+            codec: Codec of the body.
+            confirm: Whether a consumer confirms the message.
+
+        Raises:
+            The same errors as `send`, and ConfigurationError for another dialect.
+        """
+        if message.id or message.dedup_key or message.merge_key:
+            raise InvalidValue("message: an outbox takes no id, dedup_key or merge_key")
+        stub = self._new_stub(topic, message, codec, confirm)
+        sql, parameters = _compiled(dialect, stub.insert is _INSERT[True])
+        values = [
+            each.constant if each.name not in stub.values
+            else each.convert(stub.values[each.name]) if each.convert
+            else stub.values[each.name]
+            for each in parameters
+        ]  # fmt: skip
+        return StubInsert(stub.id, sql, values)
+
     def _new_stub(
         self, topic: str, message: Outgoing, codec: str | Codec, confirm: bool
     ) -> _NewStub:
@@ -284,4 +336,33 @@ def _insert(is_delayed: bool) -> sa.Insert:
     )
 
 
+_COLUMNS = ["id", "topic", "slot_basis", "body", "codec", "options", "confirm"]
 _INSERT = {is_delayed: _insert(is_delayed).inline() for is_delayed in (False, True)}
+
+
+class _Parameter(NamedTuple):
+    """A parameter of a compiled INSERT. `convert` changes a value as the driver wants it."""
+
+    name: str
+    constant: Any
+    convert: Callable[[Any], Any] | None
+
+
+@cache
+def _compiled(dialect: str, is_delayed: bool) -> tuple[str, list[_Parameter]]:
+    try:
+        kind: Callable[..., sa.Dialect] = sa.make_url(f"{dialect}://").get_dialect()
+        made = kind(paramstyle="format")
+        if made.name not in SUPPORTED:
+            raise NoSuchModuleError
+    except NoSuchModuleError:
+        raise ConfigurationError(
+            f"dialect: {dialect!r}; give one of {', '.join(SUPPORTED)}"
+        ) from None
+    compiled = _INSERT[is_delayed].compile(dialect=made, column_keys=_COLUMNS)
+    assert isinstance(compiled, sa.sql.compiler.SQLCompiler)
+    kinds = {name: bind.type.dialect_impl(made) for name, bind in compiled.binds.items()}
+    return str(compiled), [
+        _Parameter(name, compiled.params[name], kinds[name].bind_processor(made))
+        for name in compiled.positiontup or ()
+    ]

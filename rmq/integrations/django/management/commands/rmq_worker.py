@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction
-from typing import Any
+from contextlib import suppress
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
@@ -14,6 +16,9 @@ from django.utils import autoreload
 import rmq
 from rmq.integrations.django.backend import TaskBackend
 from rmq.integrations.django.tasks_api import task_backends
+
+if TYPE_CHECKING:
+    from rmq.outbox import Relay
 
 RELOAD_GRACE_S = 5.0  # how long a change of the code waits for running tasks
 
@@ -42,10 +47,14 @@ class Command(BaseCommand):
             "--reload", action=BooleanOptionalAction, default=settings.DEBUG,
             help="Restart when the code changes.  [in DEBUG]",
         )  # fmt: skip
+        parser.add_argument(
+            "--no-relay", action="store_false", dest="relay",
+            help="Leave the tasks of committed transactions to rmq_relay or to other workers.",
+        )  # fmt: skip
 
     def handle(self, *, reload: bool, **options: Any) -> None:
         """Run the worker, and exit with the exit code of `rmq worker`."""
-        if isinstance(sys.stdout, io.TextIOWrapper):  # for what tasks print
+        if isinstance(sys.stdout, io.TextIOWrapper):  # tasks may print
             sys.stdout.reconfigure(line_buffering=True)
         if reload:
             autoreload.run_with_reloader(self._run_reloaded, **options)
@@ -68,9 +77,10 @@ class Command(BaseCommand):
     def _worker(
         self,
         backend: str,
-        queues: list[str] | None,
+        queues: list[str],
         concurrency: int | None,
         grace: float,
+        relay: bool,
         **_: Any,
     ) -> rmq.Worker:
         tasks = task_backends[backend]
@@ -80,6 +90,20 @@ class Command(BaseCommand):
             raise CommandError(f"TASKS[{backend!r}] has no QUEUES; give --queue")
         try:
             client = tasks.register(queues or None, concurrency)
+            if relay and tasks.outbox is not None:
+                self._start_relay(tasks.relay())
             return rmq.Worker(client, grace=grace)
         except rmq.RMQError as error:
             raise CommandError(str(error)) from error
+
+    def _start_relay(self, relay: Relay) -> None:
+        """Start a relay in a thread. It ends with the process: a relay may be killed at any time.
+
+        Raises:
+            ConfigurationError: The tables are missing.
+        """
+        from sqlalchemy.exc import SQLAlchemyError  # a worker without an outbox does not need it
+
+        with suppress(SQLAlchemyError, rmq.StorageError):  # away just now; the thread tries again
+            relay.run_once()
+        Thread(target=relay.run, args=(Event(),), name="rmq-relay", daemon=True).start()
