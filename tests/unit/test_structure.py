@@ -57,7 +57,8 @@ FILES = sorted(
 # Shared data of connectors: published data, lists and sets: 130 lines and 1 file.
 # No search for garbage while a command or a heartbeat imports its modules: 8 lines.
 # The adapter for django.tasks: 499 lines and 12 files, of which 5 are `__init__`.
-LIMITS = {"lines": 52_266, "files": 474, "private": 78}
+# Django's transactions include tasks: 257 lines and 4 files, and 55 of the lines are for everybody.
+LIMITS = {"lines": 52_523, "files": 478, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
