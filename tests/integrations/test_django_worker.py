@@ -19,12 +19,14 @@ from tests.integrations.conftest import Make
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server, die_with_parent
 
-SETTINGS = """
-from tests.integrations.shop.settings import *
+SETTINGS = (
+    "from tests.integrations.shop.settings import *"
+    + """
 DEBUG = True
 if "SHOP_OUTBOX" in os.environ:
     TASKS["default"]["OPTIONS"]["outbox"] = os.environ["SHOP_OUTBOX"]
 """
+)
 
 
 @contextmanager
