@@ -188,7 +188,7 @@ OFFLOADED: dict[str, list[Change]] = {
     ],
 }
 
-_LEAVES = ("if steps then", "if false then")
+_LEAVES = ("drop_parts(ids, 's', 'steps')", "")
 # Hunted by the machine of steps.
 STEPS: dict[str, list[Change]] = {
     "a step without a lease": [
