@@ -78,13 +78,16 @@ class BatchModel(OutcomeModel):
 
     def note(self, msg: Msg, outcome: str, now: int) -> None:
         super().note(msg, outcome, now)
-        if msg.batch:
-            self.unreported[msg.id] = End(msg.batch, LETTERS[outcome])
+        self.ended(msg, outcome)
 
     def purge(self, msg: Msg) -> None:
         super().purge(msg)
+        self.ended(msg, "purged")
+
+    def ended(self, msg: Msg, outcome: str) -> None:
         if msg.batch:
-            self.unreported[msg.id] = End(msg.batch, LETTERS["purged"])
+            self.unreported[msg.id] = End(msg.batch, LETTERS[outcome])
+            self.kept.pop(msg.id, None)  # of another batch
 
     def move(self, msg: Msg, now: int) -> None:
         """A dead letter moves to another topic, where it stays a member."""
