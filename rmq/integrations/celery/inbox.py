@@ -1,0 +1,381 @@
+"""Receive messages in threads, and wake the event loop of the program.
+
+Each consumed queue has a thread that waits for its topic. A second thread waits for published data,
+and a third thread renews the leases. So no loop polls, and a pool that blocks the loop loses no
+lease. The threads put messages into an inbox. One byte on a socket wakes the loop, which reads the
+inbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import rmq
+from rmq.connectors import SharedData, SharedSubscription
+from rmq.errors import RMQError, StorageError, TopicVanished
+
+log = logging.getLogger("rmq.celery")
+
+RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
+RETRY_S = 1.0  # pause while Redis cannot be reached
+LISTEN_S = 60.0  # longest wait for published data; nothing depends on it
+POLL_S = 1.0  # time between two looks at lists if the ACL forbids Pub/Sub
+UNLIMITED = 100  # messages that wait in the inbox if a consumer has no prefetch limit
+JOIN_S = 5.0  # longest wait for a thread at the end
+LIST_SIGNAL = "list:"  # first part of the channel of a list
+IDLE_CHANNEL = "idle"  # an unused channel: a subscription needs one channel
+Kind = Literal["topic", "list", "fanout"]
+Verb = Literal["ack", "reject", "release"]
+REJECTED = "the consumer rejected the message"
+
+
+@dataclass(eq=False)
+class Source:
+    """A consumed queue.
+
+    Attributes:
+        queue: Name of the queue.
+        kind: Kind of the queue: a topic, a list, or the subscription to a fanout exchange.
+        channel: Channel of kombu that consumes it.
+        no_ack: Whether messages are settled before they are delivered.
+        name: Channel of Pub/Sub, if the queue has no topic.
+        is_active: Whether the channel still consumes the queue.
+        consumer: Consumer of the topic.
+    """
+
+    queue: str
+    kind: Kind
+    channel: Any
+    no_ack: bool
+    name: str = ""
+    is_active: bool = True
+    consumer: rmq.Consumer | None = None
+
+
+class Unsettled(NamedTuple):
+    """A delivery that is not settled yet."""
+
+    consumer: rmq.Consumer
+    delivery: rmq.Delivery
+    channel: Any
+
+
+class Arrival(NamedTuple):
+    """A message in the inbox: a delivery with its tag, or the bytes of a list or a fanout."""
+
+    source: Source
+    tag: str
+    content: Any
+
+
+class Inbox:
+    """The threads of one connection of kombu, its inbox, and the deliveries that it holds.
+
+    Args:
+        shared: Shared data, which has lists and fanout exchanges.
+        topic_of: Function that opens the topic of a queue.
+        lease: Lease of deliveries in seconds, or None for the setting of the topic.
+        refresh: Function that is called about every third of a lease, to keep reply queues.
+    """
+
+    def __init__(
+        self,
+        shared: SharedData,
+        topic_of: Callable[[str], rmq.Topic],
+        lease: float | None,
+        refresh: Callable[[], object],
+    ) -> None:
+        self._shared, self._topic_of, self._lease, self._refresh = shared, topic_of, lease, refresh
+        self._changed = threading.Condition()
+        self._sources: dict[str, Source] = {}
+        self._inbox: deque[Arrival | RMQError] = deque()
+        self._held: dict[str, Unsettled] = {}
+        self._counts: Counter[Any] = Counter()  # held deliveries, by channel
+        # Settlements that are repeated, because Redis could not be reached.
+        self._unsettled: list[tuple[Verb, rmq.Consumer, dict[str, Unsettled]]] = []
+        self._getters: dict[str, rmq.Consumer] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_renewing = False
+        self._subscription: SharedSubscription | None = None
+        self._renew_s = (lease or 30.0) / RENEW_PARTS
+        self._closing = threading.Event()
+        self._pid = os.getpid()
+        self._doorbell, self._ringer = socket.socketpair()
+        self._doorbell.setblocking(False)
+        self._ringer.setblocking(False)
+
+    # --- the loop's side ------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Return the file descriptor that is readable when a message has come."""
+        return self._doorbell.fileno()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until a message has come, at most for a number of seconds."""
+        if not self._inbox:
+            select.select([self._doorbell], [], [], seconds)
+        self.silence()
+
+    def silence(self) -> None:
+        """Take the bytes off the socket, before the inbox is read."""
+        with contextlib.suppress(BlockingIOError):
+            while self._doorbell.recv(4096):
+                pass
+
+    def next(self) -> Arrival | None:
+        """Return the next message of an active source, or None.
+
+        Raises:
+            RMQError: A thread ended, because its topic cannot be received from.
+        """
+        while self._inbox:
+            arrival = self._inbox.popleft()
+            if isinstance(arrival, RMQError):
+                raise arrival
+            if arrival.source.is_active:
+                return arrival
+            self.settle("release", [arrival.tag])
+        return None
+
+    def note_room(self) -> None:
+        """Let waiting threads look again whether their channel takes more messages."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _put(self, arrivals: Iterable[Arrival | RMQError]) -> None:
+        self._inbox.extend(arrivals)
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._ringer.send(b"!")
+
+    # --- sources --------------------------------------------------------------------------------
+
+    def consume(self, source: Source) -> None:
+        """Begin to receive the messages of a queue."""
+        with self._changed:
+            former = self._sources.get(source.queue)
+            if former is not None and former.kind == source.kind == "topic":
+                former.channel, former.no_ack, former.is_active = (
+                    source.channel,
+                    source.no_ack,
+                    True,
+                )
+                self._changed.notify_all()
+                return
+            self._sources[source.queue] = source
+        if source.kind == "topic":
+            self._open(source)
+            self._start(self._fetch, source)
+        elif self._subscription is None:
+            self._subscription = self._shared.subscribe(IDLE_CHANNEL, source.name)
+            self._start(self._listen, self._subscription)
+        else:
+            self._subscription.add(source.name)
+        self._begin_renewal()
+
+    def cancel(self, queue: str) -> None:
+        """Receive no more messages of a queue. Deliveries that were handed out stay leased."""
+        with self._changed:
+            source = self._sources.get(queue)
+            if source is None:
+                return
+            source.is_active = False
+            self._changed.notify_all()
+        if source.kind != "topic":
+            del self._sources[queue]
+            if self._subscription is not None:
+                self._subscription.remove(source.name)
+
+    def get(self, queue: str, channel: Any) -> tuple[str, rmq.Delivery] | None:
+        """Receive one message of a topic without waiting."""
+        if queue not in self._getters:
+            self._getters[queue] = self._topic_of(queue).consumer(lease=self._lease)
+            self._begin_renewal()
+        for delivery in self._getters[queue].receive():
+            return self._note_delivery(self._getters[queue], delivery, channel), delivery
+        return None
+
+    def _begin_renewal(self) -> None:
+        if not self._is_renewing:
+            self._is_renewing = True
+            self._start(self._renew)
+
+    def _start(self, target: Callable[..., None], *given: Any) -> None:
+        name = f"rmq-celery-{target.__name__.strip('_')}"
+        thread = threading.Thread(target=target, args=given, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _open(self, source: Source) -> None:
+        topic = self._topic_of(source.queue)
+        lease_s = self._lease or topic.settings.lease_ms / 1000
+        self._renew_s = min(self._renew_s, lease_s / RENEW_PARTS)
+        source.consumer = topic.consumer(lease=self._lease)
+
+    # --- threads --------------------------------------------------------------------------------
+
+    def _fetch(self, source: Source) -> None:
+        """Receive from one topic, as many messages as its channel takes."""
+        while (room := self._wait_for_room(source)) > 0:
+            consumer = source.consumer
+            assert consumer is not None
+            try:
+                self._accept(source, consumer, consumer.receive(min(room, UNLIMITED), wait=None))
+            except StorageError as error:
+                log.warning("queue %s: %s", source.queue, error)
+                self._closing.wait(RETRY_S)
+            except TopicVanished:
+                self._open(source)  # deleted, or Redis was flushed
+            except RMQError as error:
+                self._put([error])
+                return
+
+    def _wait_for_room(self, source: Source) -> int:
+        """Wait until the channel takes messages. Return their number, or 0 at the end."""
+        with self._changed:
+            while not self._closing.is_set():
+                if source.is_active and (room := self._room(source.channel)) > 0:
+                    return room
+                self._changed.wait(LISTEN_S)
+            return 0
+
+    def _room(self, channel: Any) -> int:
+        qos = channel.qos
+        if not qos.can_consume():
+            return 0
+        if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch counts in its own way
+            return 0 if self._inbox else 1
+        if not qos.prefetch_count:
+            return UNLIMITED - len(self._inbox)
+        return int(qos.prefetch_count) - self._counts[channel]
+
+    def _accept(
+        self, source: Source, consumer: rmq.Consumer, deliveries: list[rmq.Delivery]
+    ) -> None:
+        """Put deliveries into the inbox. Release deliveries that exceed the prefetch limit."""
+        if source.no_ack and source.is_active:
+            consumer.ack(deliveries)
+            self._put([Arrival(source, "", each) for each in deliveries])
+            return
+        with self._changed:
+            room = max(0, self._room(source.channel)) if source.is_active else 0
+            taken = deliveries[:room]
+            tags = [self._note_delivery(consumer, each, source.channel) for each in taken]
+        if len(deliveries) > room:
+            consumer.release(deliveries[room:])
+        if taken:
+            pairs = zip(tags, taken, strict=True)
+            self._put([Arrival(source, tag, each) for tag, each in pairs])
+
+    def _note_delivery(self, consumer: rmq.Consumer, delivery: rmq.Delivery, channel: Any) -> str:
+        tag = str(delivery.receipt)
+        self._held[tag] = Unsettled(consumer, delivery, channel)
+        self._counts[channel] += 1
+        return tag
+
+    def _listen(self, subscription: SharedSubscription) -> None:
+        """Receive what is published, and the values of lists."""
+        while not self._closing.is_set():
+            try:
+                is_heard = subscription.is_heard
+                news = subscription.receive(LISTEN_S if is_heard else POLL_S)
+                for source in list(self._sources.values()):
+                    found = [each for each in news if each.channel == source.name]
+                    if source.kind == "fanout":
+                        contents = [each.data for each in found if each.data is not None]
+                        self._put([Arrival(source, "", data) for data in contents])
+                    elif source.kind == "list" and (found or not is_heard):
+                        while values := self._shared.pop(source.queue, UNLIMITED):
+                            self._put([Arrival(source, "", value) for value in values])
+            except StorageError as error:
+                log.warning("replies and remote control: %s", error)
+                self._closing.wait(RETRY_S)
+            except RMQError as error:
+                if not self._closing.is_set():
+                    self._put([error])
+                return
+
+    def _renew(self) -> None:
+        """Renew the leases of all deliveries, and repeat settlements that failed."""
+        while not self._closing.wait(self._renew_s):
+            try:
+                self._repeat_settlements()
+                self._refresh()
+                with self._changed:
+                    held = [each for each in self._held.values() if not each.delivery.is_settled]
+                for consumer in {each.consumer for each in held}:
+                    deliveries = [each.delivery for each in held if each.consumer is consumer]
+                    for lost in consumer.extend(deliveries, self._lease):
+                        log.warning("%s: the lease of %s has ended", lost.topic, lost.id)
+            except RMQError as error:
+                log.warning("leases: %s", error)
+
+    # --- settle ---------------------------------------------------------------------------------
+
+    def settle(self, verb: Verb, tags: Iterable[str]) -> None:
+        """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
+
+        If Redis cannot be reached, the deliveries stay leased, and are settled later.
+        """
+        with self._changed:
+            found = {tag: self._held[tag] for tag in tags if tag in self._held}
+        for consumer in {held.consumer for held in found.values()}:
+            part = {tag: held for tag, held in found.items() if held.consumer is consumer}
+            try:
+                self._settle(verb, consumer, part)
+            except StorageError as error:
+                log.warning("%s of %d messages is repeated later: %s", verb, len(part), error)
+                self._unsettled.append((verb, consumer, part))
+
+    def _settle(self, verb: Verb, consumer: rmq.Consumer, part: dict[str, Unsettled]) -> None:
+        deliveries = [held.delivery for held in part.values()]
+        if verb == "ack":
+            lost = consumer.ack(deliveries)
+        elif verb == "reject":
+            lost = consumer.reject(deliveries, REJECTED)
+        else:
+            lost = consumer.release(deliveries)
+        for delivery in lost:
+            log.warning(
+                "%s: the lease of %s had ended before its %s, so it may run again",
+                delivery.topic, delivery.id, verb,
+            )  # fmt: skip
+        with self._changed:
+            for tag in part:
+                held = self._held.pop(tag, None)
+                if held is not None:
+                    self._counts[held.channel] -= 1
+            self._changed.notify_all()
+
+    def _repeat_settlements(self) -> None:
+        while self._unsettled:
+            self._settle(*self._unsettled[0])
+            del self._unsettled[0]
+
+    def close(self) -> None:
+        """Give back all deliveries, and end the threads."""
+        if self._pid != os.getpid():
+            return  # a child of the process: its parent has the threads and the deliveries
+        self._closing.set()
+        self.note_room()
+        with contextlib.suppress(RMQError):
+            self._repeat_settlements()
+        consumers = [each.consumer for each in self._sources.values() if each.consumer]
+        for consumer in (*consumers, *self._getters.values()):
+            with contextlib.suppress(RMQError):
+                consumer.close()
+        if self._subscription is not None:
+            self._subscription.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
+        self._doorbell.close()
+        self._ringer.close()

@@ -1,0 +1,209 @@
+"""The transport of kombu, which Celery uses to reach its broker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+from urllib.parse import quote
+
+from kombu.transport import virtual
+
+import rmq
+from rmq.connectors import SharedData, redact_url
+from rmq.errors import StorageError, TopicNotFound
+from rmq.integrations.celery.channel import Channel
+from rmq.integrations.celery.envelope import topic_name
+from rmq.integrations.celery.inbox import Inbox
+
+NAMESPACE = "celery"  # of the shared data: replies, bindings, remote control
+PRIORITY_ORDERS = ("amqp", "kombu")
+# Settings of a topic that the transport makes. Bodies may be as large as RMQ allows.
+DEFAULTS: dict[str, Any] = {"max_body": 16 * 1024 * 1024, "on_expire": "drop"}
+
+
+def redis_url(connection: Any) -> str:
+    """Return the URL for `rmq.Client` of a connection of kombu.
+
+    kombu cuts `rmq+` off the URLs of Sentinel and Cluster, and splits the URL of an alternate.
+    """
+    url = connection.hostname or "localhost"
+    if "://" not in url:
+        user = quote(connection.userid or "", safe="")
+        if connection.password:
+            user += ":" + quote(connection.password, safe="")
+        place = f"{user}@{url}" if user else url
+        port = connection.port or Transport.default_port
+        database = (connection.virtual_host or "0").strip("/") or "0"
+        url = f"{connection.transport_cls}://{place}:{port}/{database}"
+    elif connection.uri_prefix:
+        url = f"{connection.uri_prefix}+{url}"
+    scheme, _, rest = url.partition("://")
+    for ours, theirs in (("rmqs", "rediss"), ("rmq", "redis")):
+        if scheme.startswith(ours):
+            scheme = theirs + scheme.removeprefix(ours)
+    if scheme in ("sentinel", "cluster"):
+        scheme = f"redis+{scheme}"
+    return f"{scheme}://{rest}"
+
+
+class Transport(virtual.Transport):
+    """A broker of Celery and kombu on RMQ.
+
+    Options in `broker_transport_options`:
+
+    * lease: Seconds after which the messages of a dead worker return. Default: the setting of the
+      topic, 30 s.
+    * priorities: "amqp": 9 is delivered first. "kombu": 0 is delivered first, as with kombu's
+      transport for Redis.
+    * topic: Settings of the topics that the transport makes, by name, see `rmq.Settings`.
+    * topic_prefix: First part of the names of all topics.
+    * prefix, retry_for, max_connections: Arguments of `rmq.Client`.
+    """
+
+    Channel = Channel
+    can_parse_url = True
+    default_port = 6379
+    # Celery starts mingle and gossip, and makes its events a fanout exchange, for "redis" only.
+    driver_type = "redis"
+    driver_name = "rmq"
+    polling_interval = None
+    connection_errors = (*virtual.Transport.connection_errors, StorageError)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
+    )
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        super().__init__(client, **options)
+        given = client.transport_options
+        order = given.get("priorities", "amqp")
+        if order not in PRIORITY_ORDERS:
+            raise rmq.ConfigurationError(f"priorities: {order!r}; give one of {PRIORITY_ORDERS}")
+        self.reverses_priorities = order == "kombu"
+        self._settings = {**DEFAULTS, **given.get("topic", {})}
+        self._topic_prefix = given.get("topic_prefix", "")
+        names = ("prefix", "retry_for", "max_connections")
+        self.rmq_client = rmq.Client(
+            redis_url(client), **{name: given[name] for name in names if name in given}
+        )
+        self.shared = SharedData(self.rmq_client, NAMESPACE)
+        self._topics: dict[str, rmq.Topic] = {}
+        self.lists: dict[str, float | None] = {}  # expiry of reply queues; None: a topic
+        self.own_lists: set[str] = set()  # reply queues that this connection has declared
+        self.own_bindings: dict[tuple[str, str], bytes] = {}
+        self.fanouts: dict[str, tuple[str, str]] = {}  # exchange and routing key, by queue
+        self.temporary: set[str] = set()  # queues that nobody needs after their consumers
+        self.durable_of: dict[str, tuple[float, list[str]]] = {}  # queues, by fanout exchange
+        self.inbox = Inbox(self.shared, self.topic, given.get("lease"), self._refresh)
+        self._pid = os.getpid()
+
+    def driver_version(self) -> str:
+        """Return the version of RMQ."""
+        return rmq.__version__
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        """Return the URL for people."""
+        return uri if include_password else redact_url(uri)
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    def topic_name(self, queue: str) -> str:
+        """Return the name of the topic of a queue."""
+        return topic_name(queue, self._topic_prefix)
+
+    def topic(self, queue: str) -> rmq.Topic:
+        """Return the topic of a queue. A missing topic is made with the settings of the options.
+
+        The settings of an existing topic stay as they are.
+        """
+        if queue not in self._topics:
+            name = self.topic_name(queue)
+            topic = self.rmq_client.topic(name)
+            try:
+                topic.open(create=False)
+            except TopicNotFound:
+                topic = self.rmq_client.topic(name, **self._settings)
+                topic.open()
+            self._topics[queue] = topic
+        return self._topics[queue]
+
+    def forget_topic(self, queue: str) -> None:
+        """Open the topic of a queue again at its next use."""
+        self._topics.pop(queue, None)
+
+    def delete_topic(self, queue: str) -> None:
+        """Delete the topic of a queue with everything in it."""
+        self.forget_topic(queue)
+        with contextlib.suppress(TopicNotFound):
+            self.rmq_client.admin.topic_delete(self.topic_name(queue), force=True)
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def establish_connection(self) -> Any:
+        """Check that Redis answers, and return the connection."""
+        self.rmq_client.ping()
+        return super().establish_connection()
+
+    def verify_connection(self, connection: Any) -> bool:
+        """Return whether Redis answers."""
+        try:
+            return self.rmq_client.ping() >= 0
+        except StorageError:
+            return False
+
+    def close_connection(self, connection: Any) -> None:
+        """Give back all messages, and end the threads."""
+        if self._pid != os.getpid():
+            return
+        super().close_connection(connection)
+        self.inbox.close()
+        with contextlib.suppress(StorageError):
+            self.rmq_client.close()
+
+    def _refresh(self) -> None:
+        for channel in list(self.channels)[:1]:
+            channel.refresh()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let the event loop of a worker call `on_readable` when messages have come."""
+        loop.add_reader(self.inbox.fileno(), self.on_readable, connection, loop)
+        loop.on_tick.add(self.inbox.note_room)
+
+    def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
+        """Undo `register_with_event_loop`."""
+        loop.remove_reader(self.inbox.fileno())
+        loop.on_tick.discard(self.inbox.note_room)
+
+    def on_readable(self, connection: Any, loop: Any) -> None:
+        """Deliver all messages that have come."""
+        self.inbox.silence()
+        while self._deliver_next():
+            pass
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver the messages of the inbox. Wait for a message if it is empty.
+
+        Raises:
+            TimeoutError: No message came within `timeout` seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        self.inbox.note_room()
+        while not self._deliver_next():
+            left_s = None if until is None else until - time.monotonic()
+            if left_s is not None and left_s < 0:
+                raise TimeoutError
+            self.inbox.wait(left_s)
+        while self._deliver_next():
+            pass
+
+    def _deliver_next(self) -> bool:
+        """Deliver the next message. Return False if none has come."""
+        while (arrival := self.inbox.next()) is not None:
+            if arrival.source.channel.deliver(arrival):
+                return True
+        return False
+
+    def deliver(self, message: dict[str, Any], queue: str) -> None:
+        """Call the callback of a queue."""
+        self._callbacks[queue](message)
