@@ -75,6 +75,7 @@ class Leaks:
     def __init__(self) -> None:
         self._commands: set[str] = set()
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._nothing_left = False  # by the last test
 
     def _own_processes(self) -> list[Process]:
         for one in list(_processes):
@@ -111,11 +112,13 @@ class Leaks:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self) -> Iterator[None]:
-        self.share()
+        if not self._nothing_left:
+            self.share()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        self._nothing_left = False
         yield
         if item.nodeid.startswith(EXEMPT):
             return
@@ -126,7 +129,9 @@ class Leaks:
             if not isinstance(one, threading.Thread):
                 one.kill()
                 one.wait()
-        self.share()
+        self._nothing_left = not left
+        if left:
+            self.share()
         assert not left, f"the test has ended, and this of it is alive: {_named(left)}"
 
 

@@ -36,7 +36,7 @@ def wait_for(
                 f"not within {within:g} s: {why if isinstance(why, str) else why()}"
             )
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.2, most_poll_s)
+        pause_s = min(pause_s * 1.5, most_poll_s)
     return found
 
 

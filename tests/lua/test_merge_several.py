@@ -48,7 +48,9 @@ def some_merges(dice: random.Random, ids: list[bytes], count: int) -> list[dict[
     return made
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 15)) for seed in range(40)]
+)
 @pytest.mark.parametrize("window", [0, 60_000])
 def test_one_call_does_what_a_call_for_each_message_does(make_box, clock, seed, window):
     dice, one = random.Random(seed), make_box(dedup_window_ms=window)
