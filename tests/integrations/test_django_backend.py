@@ -120,6 +120,15 @@ def test_retries_are_an_option_of_the_task_and_of_the_backend(
     assert (3, 2, 3) in tasks.DONE
 
 
+def test_a_task_that_exits_has_failed_and_is_retried(make_backend: Make, tasks: Any) -> None:
+    backend = make_backend(topic={"retry": "immediate"})
+    once, twice = tasks.exit_process.enqueue(), tasks.exit_process.using(retries=1).enqueue()
+    run(backend, once, twice)
+
+    assert errors(once) == [("builtins.SystemExit", "SystemExit: no")]
+    assert errors(twice) == errors(once) * 2
+
+
 def test_a_task_is_not_run_before_its_time(backend: Any, tasks: Any, clock: Clock) -> None:
     at = datetime.fromtimestamp(clock.now_ms / 1000, UTC) + timedelta(hours=1)
     result = tasks.add.using(run_after=at).enqueue(1)
@@ -246,12 +255,18 @@ def test_a_task_that_the_worker_does_not_have_becomes_a_dead_letter(
     body = {"args": [], "kwargs": {}}
     backend.topic("default").send(body, type="tests.integrations.shop.tasks.gone")
     backend.topic("default").send(body, type="tests.integrations.shop.tasks.NoSuchOrder")
+    good = body | {"args": [5]}  # from a program without Django, with another range of priorities
+    sent = backend.topic("default").send(
+        good, type="tests.integrations.shop.tasks.add", keep_result=60
+    )
     admin = backend.client.admin
     work(backend.register(["default"]), lambda: admin.stats("default")["dead"] == 2)
 
     found = sorted(each.failure.error for each in admin.peek("default", queue="dead"))
     assert "does not define" in found[0]
     assert "is no task" in found[1]
+    assert tasks.DONE == [(5, 1)]
+    assert backend.get_result(f"default:{sent.id}").task.priority == -100
 
 
 def test_the_backend_says_what_it_can_do_and_what_is_wrong(make_backend: Make) -> None:

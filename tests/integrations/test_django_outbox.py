@@ -245,17 +245,28 @@ def relay_and_die(backend: Any, dies_at: int) -> None:
 
 
 def orders_and_tasks(
-    backend: Any, tasks: Any, count: int, seed: int
+    backend: Any, tasks: Any, count: int, seed: int, each: int = 1
 ) -> tuple[list[int], Counter[int]]:
-    """Place orders in processes that die, relay in processes that die; what there is at the end."""
+    """Place orders and relay their tasks in processes that die; what there is at the end.
+
+    Args:
+        backend: Backend of the tasks.
+        tasks: Tasks of the project.
+        count: Number of transactions.
+        seed: Seed of the moments.
+        each: Largest number of transactions of a process. It dies in the last one.
+    """
     from django.db import connection
 
     from tests.integrations.shop.models import Order
 
     dice = random.Random(seed)
     connection.close()
-    for number in range(count):
-        in_child(lambda: place(tasks, number, number % 6))  # noqa: B023 - called at once
+    last = -1
+    while last < count - 1:
+        first, last = last + 1, min(count - 1, last + dice.randint(1, each))
+        moments = {last: last % 6 if each == 1 else dice.randrange(6)}
+        in_child(lambda: [place(tasks, n, moments.get(n, -1)) for n in range(first, last + 1)])  # noqa: B023
         if dice.random() < 0.1:
             in_child(lambda: relay_and_die(backend, dice.randrange(3)))
     if backend.outbox is not None:
@@ -287,7 +298,9 @@ def test_without_the_outbox_an_order_or_a_task_is_alone(
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_ten_thousand_orders_and_their_tasks(backend: Any, tasks: Any) -> None:
-    numbers, sent = orders_and_tasks(backend, tasks, 10_000, random.randrange(1 << 30))
+    seed = random.randrange(1 << 30)
+    numbers, sent = orders_and_tasks(backend, tasks, 10_000, seed, each=9)
 
-    assert 2000 < len(numbers) < 9000
+    print(f"seed {seed}: {len(numbers)} of 10000 transactions committed")
+    assert 7000 < len(numbers) < 9900
     assert sent == Counter(numbers)

@@ -73,7 +73,7 @@ class TaskRunner:
             value = normalize_json(result.task.call(*context, *result.args, **result.kwargs))
         except (rmq.Retry, rmq.Snooze, rmq.Cancelled, rmq.LeaseLost):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             retries = self._backend.retries if facts.retries is None else facts.retries
             is_rejected = isinstance(error, rmq.Reject)
             if d.attempt <= retries and d.retries_left and not is_rejected:
@@ -91,7 +91,7 @@ class TaskRunner:
         status: TaskResultStatus,
         *,
         value: Any = None,
-        error: Exception | None = None,
+        error: BaseException | None = None,
     ) -> None:
         changes = {"status": status, "_return_value": value, "finished_at": timezone.now()}
         for name, change in changes.items():

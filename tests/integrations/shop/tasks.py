@@ -40,6 +40,11 @@ def fail_builtin() -> None:
 
 
 @task
+def exit_process() -> None:
+    raise SystemExit("no")
+
+
+@task
 def return_set() -> set[int]:
     return {1}
 
