@@ -9,6 +9,8 @@ from typing import Any
 import redis
 from celery import Celery
 from celery.signals import worker_ready
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 import rmq.celery  # registers the URLs
 
@@ -27,8 +29,13 @@ def make(url: str, name: str, lease: float = 30.0) -> Celery:
         worker_hijack_root_logger=False,
     )
 
+    def connect() -> redis.Redis:
+        """A client that waits for a server which is started again."""
+        retry = Retry(ConstantBackoff(0.2), 100)
+        return redis.Redis.from_url(url, retry=retry, retry_on_error=[redis.ConnectionError])
+
     def note(*words: Any) -> None:
-        with redis.Redis.from_url(url) as raw:
+        with connect() as raw:
             raw.rpush(f"{name}:notes", " ".join(map(str, (*words, time.time(), os.getpid()))))
 
     @app.task(name="shop.note")
@@ -37,7 +44,7 @@ def make(url: str, name: str, lease: float = 30.0) -> Celery:
 
     @app.task(name="shop.work", acks_late=True)
     def work(number: int, seconds: float) -> None:
-        with redis.Redis.from_url(url) as raw:
+        with connect() as raw:
             is_first = raw.incr(f"{name}:runs:{number}") == 1
         note("began", number)
         time.sleep(seconds if is_first else 0)
