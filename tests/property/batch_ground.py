@@ -68,12 +68,12 @@ class BatchGround(Machine):
         """Report ends, unless the process dies."""
         steps, reply, count = REPORT(*args), None, 0
         while count != self.dies_before:
-            if count == 2 and self.meanwhile is not None:
-                self.meanwhile()
             try:
                 step = steps.send(reply)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+            if count and step.script.name == "member_ends" and self.meanwhile is not None:
+                self.meanwhile()
             reply = yield step
             count += 1
         self.reached["died while it reported ends"] += 1
