@@ -459,14 +459,16 @@ def test_a_member_that_a_program_sends_again_meanwhile_is_not_lost(
     assert [(counts.succeeded, counts.lost) for _, counts in received(done)] == [(1, 0)]
 
 
+@pytest.mark.parametrize("has_keys", [False, True])
 def test_a_dead_letter_that_moved_to_another_topic_is_not_lost(
-    client: rmq.Client, name: str, clock: Clock
+    client: rmq.Client, name: str, clock: Clock, has_keys: bool
 ) -> None:
     rows, done = client.topic(f"{name}-rows"), client.topic(f"{name}-done")
     other = client.topic(f"{name}-other")
     other.open()
     with batch(client, (rows, done), name, dead="wait") as made:
-        made.send_many(rows, [rmq.Outgoing(n) for n in range(2)])
+        keys = [f"k{n}" if has_keys else None for n in range(2)]
+        made.send_many(rows, [rmq.Outgoing(n, dedup_key=key) for n, key in enumerate(keys)])
     with rows.consumer() as consumer:
         for d in consumer.receive(2, wait=1):
             d.reject("no")

@@ -137,13 +137,14 @@ def _lost(
         for at in range(0, len(members), END_MOST):
             page = members[at : at + END_MOST]
             located = yield topic_scripts.locate(keys, page)
-            # The end of a member that was settled may not be reported yet.
+            # A message that moved to another topic has ended as a member, or is in `elsewhere`. The
+            # end of a member that was settled may not be reported yet.
             ends = yield RawCommand(
                 "batch", "HMGET", keys.results, *(b"b" + member_of(id) for id in page)
             )
             known.update(
                 str(id)
                 for id, letter, end in zip(page, located.letters, ends, strict=True)
-                if letter != "g" or (end and end[1:].decode() == f"{stem} {id}")
+                if letter not in "gm" or (end and end[1:].decode() == f"{stem} {id}")
             )
     return [id for id in ids if id not in known]
