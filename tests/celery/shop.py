@@ -17,11 +17,11 @@ import rmq.celery  # registers the URLs
 assert rmq.celery.Transport.driver_name == "rmq"
 
 
-def make(url: str, name: str, lease: float = 30.0) -> Celery:
+def make(url: str, name: str, lease: float = 30.0, broker: str = "") -> Celery:
     """Make the app on one queue."""
     app = Celery(
         name,
-        broker=url.replace("redis", "rmq", 1),
+        broker=(broker or url).replace("redis", "rmq", 1),
         broker_transport_options={"lease": lease, "topic_prefix": f"{name}.", "retry_for": 5},
         task_ignore_result=True,
         worker_prefetch_multiplier=4,
@@ -65,4 +65,9 @@ def make(url: str, name: str, lease: float = 30.0) -> Celery:
 
 
 if "SHOP_URL" in os.environ:
-    app = make(os.environ["SHOP_URL"], os.environ["SHOP_NAME"], float(os.environ["SHOP_LEASE"]))
+    app = make(
+        os.environ["SHOP_URL"],
+        os.environ["SHOP_NAME"],
+        float(os.environ["SHOP_LEASE"]),
+        os.environ.get("SHOP_BROKER", ""),
+    )

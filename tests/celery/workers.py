@@ -18,16 +18,17 @@ from tests.patience import wait_for
 class Workers:
     """Starts workers of `tests.celery.shop` on one queue, and reads what their tasks have noted."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self.url, self.name = url, name
+    def __init__(self, url: str, name: str, broker: str = "") -> None:
+        self.url, self.name, self.broker = url, name, broker or url
         self.raw = redis.Redis.from_url(url)
-        self.app = shop.make(url, name)
+        self.app = shop.make(url, name, broker=self.broker)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str, lease: float = 30.0) -> subprocess.Popen[bytes]:
         """Start a worker, and wait until it consumes."""
         number = len(self._processes)
         environ = {**os.environ, "SHOP_URL": self.url, "SHOP_NAME": self.name}
+        environ["SHOP_BROKER"] = self.broker
         environ |= {"SHOP_LEASE": str(lease), "C_FORCE_ROOT": "1"}
         process = subprocess.Popen(
             [
