@@ -33,7 +33,7 @@ for i = 1, n do
   end
   given[2 * i - 1], given[2 * i], last = ARGV[2 * i + 1], name, math.max(last, limit)
 end
-local stored = redis.call('GET', event)
+local stored = redis.call('HGET', event, 'e')
 if stored then
   return { read48(stored, 1), string.sub(stored, EVENT_HEAD + 1) }
 end

@@ -32,10 +32,10 @@ local keep = whole_number(ARGV[4], 1, WAIT_MOST_MS, 'keep_ms')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
 redis.call('ZCARD', waiters)
 redis.call('ZCARD', undelivered)
-local stored, is_new = redis.call('GET', event), 0
+local stored, is_new = redis.call('HGET', event, 'e'), 0
 if not stored then
   stored, is_new = write48(now) .. write48(now + keep) .. data, 1
-  redis.call('SET', event, stored)
+  redis.call('HSET', event, 'e', stored)
 end
 local names
 names = next_waiters(key, stored, limit, now)

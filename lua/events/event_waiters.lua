@@ -28,7 +28,7 @@ local limit = whole_number(ARGV[3], 1, MOST, 'limit')
 if #ARGV - GIVEN_FROM + 1 > MOST then
   fail('ARG', 'waiters')
 end
-local stored = redis.call('GET', event)
+local stored = redis.call('HGET', event, 'e')
 redis.call('ZCARD', waiters)
 allow_oom(undelivered)
 if #ARGV >= GIVEN_FROM then

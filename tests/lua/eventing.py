@@ -126,7 +126,7 @@ def event_state(box: Box, key: bytes = KEY) -> dict[str, Any]:
     """The keys of an event as plain data, with their time to live in ms (-1: they stay)."""
     keys, found = event_keys(box, key), dict[str, Any]()
     if box.redis.exists(keys.event):
-        found["event"] = box.redis.get(keys.event), near(box.redis.pttl(keys.event))
+        found["event"] = box.redis.hget(keys.event, "e"), near(box.redis.pttl(keys.event))
     if box.redis.exists(keys.waiters):
         found["waiters"] = _scores(box, keys.waiters), near(box.redis.pttl(keys.waiters))
     if box.redis.exists(keys.undelivered):

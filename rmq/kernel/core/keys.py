@@ -47,7 +47,7 @@ TYPES = {
     "schedules": "hash",
     "schedule_times": "zset",
     "sink": "hash",
-    "event": "string",
+    "event": "hash",
     "waiters": "zset",
     "undelivered": "zset",
     "topic": "hash",
