@@ -57,8 +57,8 @@ def make_backend(
     from rmq.integrations.django import backend as module
     from rmq.integrations.django.tasks_api import task_backends
 
-    clients: dict[str, Any] = {}
-    monkeypatch.setattr(module, "_clients", clients)
+    shared: dict[str, Any] = {}
+    monkeypatch.setattr(module, "_shared", shared)
     overrides = []
 
     def make(queues: tuple[str, ...] = (), **options: Any) -> Any:
@@ -72,8 +72,8 @@ def make_backend(
     yield make
     for override in reversed(overrides):
         override.disable()
-    for client in clients.values():
-        client.close()
+    for each in shared.values():
+        each.client.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -282,3 +283,14 @@ def test_the_backend_says_what_it_can_do_and_what_is_wrong(make_backend: Make) -
     for options, text in (({"urls": 1}, "no option 'urls'"), ({"url": "http://x"}, "url")):
         with pytest.raises(ImproperlyConfigured, match=text):
             make_backend(**options)
+
+
+def test_the_backends_of_all_threads_share_a_client_and_its_topics(backend: Any) -> None:
+    from rmq.integrations.django.tasks_api import task_backends
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: task_backends["default"]).result()
+
+    assert other is not backend
+    assert other.client is backend.client
+    assert other.topic("default") is backend.topic("default")

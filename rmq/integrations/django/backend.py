@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import apps
 from django.core import checks
@@ -47,8 +47,16 @@ STATUS_OF_QUEUE = {
     "dead": TaskResultStatus.FAILED,
     "trash": TaskResultStatus.FAILED,
 }
-# Django has a backend for each thread. All backends with the same options share a client.
-_clients: dict[str, rmq.Client] = {}
+
+
+class _Shared(NamedTuple):
+    client: rmq.Client
+    topics: dict[str, rmq.Topic]
+
+
+# Django has a backend for each thread, and under ASGI for each request. All backends with the same
+# options share a client and its topics.
+_shared: dict[str, _Shared] = {}
 
 
 class TaskBackend(BaseTaskBackend):
@@ -85,14 +93,13 @@ class TaskBackend(BaseTaskBackend):
         settings = self.options.get("topic", {})
         key = repr((given, settings))
         try:
-            if key not in _clients:
-                _clients.setdefault(key, rmq.Client(**given))
+            if key not in _shared:
+                _shared.setdefault(key, _Shared(rmq.Client(**given), {}))
         except rmq.RMQError as error:
             raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from error
-        self.client = _clients[key]
+        self.client, self._topics = _shared[key]
         self._settings = settings
         self._keep = self.options.get("results", RESULTS_S)
-        self._topics: dict[str, rmq.Topic] = {}
         self.outbox: str | None = self.options.get("outbox")
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
@@ -172,7 +179,8 @@ class TaskBackend(BaseTaskBackend):
         """
         topic = self._topics.get(queue)
         if topic is None:
-            topic = self._topics[queue] = self.client.topic(queue, **self._settings)
+            made = self.client.topic(queue, **self._settings)
+            topic = self._topics.setdefault(queue, made)
         return topic
 
     def validate_task(self, task: Task) -> None:

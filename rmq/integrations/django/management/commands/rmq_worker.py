@@ -27,6 +27,7 @@ class Command(BaseCommand):
     """Runs the tasks of a backend."""
 
     help = "Run the tasks of a backend until SIGTERM or Ctrl-C."
+    _reloaded: rmq.Worker | None = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add the options of the command."""
@@ -57,13 +58,17 @@ class Command(BaseCommand):
         if isinstance(sys.stdout, io.TextIOWrapper):  # tasks may print
             sys.stdout.reconfigure(line_buffering=True)
         if reload:
-            autoreload.run_with_reloader(self._run_reloaded, **options)
+            try:
+                autoreload.run_with_reloader(self._run_reloaded, **options)
+            finally:  # after Ctrl-C or SIGTERM; the parent of the reloaded process has no worker
+                if self._reloaded is not None:
+                    self._reloaded.stop(RELOAD_GRACE_S)
         else:
             sys.exit(self._worker(**options).run(self._tell))
 
     def _run_reloaded(self, **options: Any) -> None:
         autoreload.raise_last_exception()
-        worker = self._worker(**options)
+        worker = self._reloaded = self._worker(**options)
 
         def stop(**_: Any) -> None:
             worker.stop(RELOAD_GRACE_S)
