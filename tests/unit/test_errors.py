@@ -12,7 +12,7 @@ from rmq.errors import PAGE, RMQError
 
 ROOT = Path(__file__).parents[2]
 
-SIGNALS = ("Snooze", "Reject", "Retry")  # a handler raises them to settle its delivery
+SIGNALS = ("Snooze", "Reject", "Retry", "WaitFor")  # a handler raises them to settle its delivery
 
 
 def test_every_public_error_is_an_rmq_error() -> None:

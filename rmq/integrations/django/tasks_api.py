@@ -19,7 +19,8 @@ except ImportError:
         from django_tasks.utils import normalize_json
     except ImportError as error:
         raise ImportError(
-            "rmq.django needs Django 6, or the package django-tasks: pip install 'rmq[django]'"
+            "rmq.django needs Django 6, or the package django-tasks: "
+            'pip install ".[django]" in a checkout of RMQ'
         ) from error
 
 __all__ = [

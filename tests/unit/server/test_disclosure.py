@@ -34,7 +34,7 @@ def message(body: Any, **headers: str) -> web_message.MessageList:
         group=None, share_key=None, weight=None, held=False,
         priority=None, due=None, expires=None, merge_key=None, headers=headers, deliveries=2,
         deadline=None, held_by_query=False, died=None, failure=failure, unreadable="",
-        attempts=[attempt], steps=[step],
+        attempts=[attempt], steps=[step], waits_for=None,
     )  # fmt: skip
     return web_message.MessageList(messages=[shown], cursor=None)
 

@@ -27,7 +27,7 @@ WRITES = {
         "release_query", "resume_group",
         "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
         "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
-        "send_pending", "stop_job",
+        "send_pending", "signal_event", "stop_job",
     },
     # They make, change or delete what programs rely on.
     Role.ADMIN: {
