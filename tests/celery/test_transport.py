@@ -88,7 +88,7 @@ def test_a_rejected_message_is_a_dead_letter_that_people_can_read(connect, name)
     assert letter.failure.error == inboxes.REJECTED
 
 
-def test_a_requeued_message_comes_again_and_loses_no_retry(connect, name):
+def test_a_requeued_message_comes_again_and_costs_a_retry(connect, name):
     connection = connect()
     publish(connection, 1)
     inbox = Inbox(connection, "q", ack=False)
@@ -96,7 +96,7 @@ def test_a_requeued_message_comes_again_and_loses_no_retry(connect, name):
     inbox.messages[0].requeue()
 
     assert inbox.wait(2) == [1, 1]
-    assert counts(connection, name)["rolled_back"] == 0
+    assert [each.delivery_info["redelivered"] for each in inbox.messages] == [False, True]
     inbox.messages[1].ack()
 
 

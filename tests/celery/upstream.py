@@ -7,10 +7,10 @@ This script fetches nothing. Get the sources of the installed versions first, an
     python -m tests.celery.upstream kombu-5.7.0 rmq://localhost:6379/9
     python -m tests.celery.upstream celery-5.7.0 rmq://localhost:6379/9
 
-Kombu 5.7.0: 45 or 46 of 47 tests pass. `test_Priority::test_publish_requeue_consume` fails in most
-runs, because messages that are requeued one by one come back in reverse order.
-`test_Failover::test_failover_switches_to_alternate_url` fails, because it expects the port of the
-URL in the connection, which keeps the whole URL instead.
+Kombu 5.7.0: 46 of 47 tests pass. `test_Failover::test_failover_switches_to_alternate_url` fails,
+because it expects the port of the URL in the connection, which keeps the whole URL instead.
+
+Celery 5.7.0: `test_inspect.py::test_scheduled` fails, because tasks with an ETA wait in Redis.
 """
 
 from __future__ import annotations

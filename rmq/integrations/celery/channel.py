@@ -38,8 +38,8 @@ class QoS(virtual.QoS):
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Make a message a dead letter, or give it back without counting a failure."""
-        self.channel.inbox.settle("release" if requeue else "reject", [delivery_tag])
+        """Make a message a dead letter, or give it back at the cost of a retry."""
+        self.channel.inbox.settle("requeue" if requeue else "reject", [delivery_tag])
         super().ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:

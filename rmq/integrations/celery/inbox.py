@@ -34,8 +34,11 @@ JOIN_S = 5.0  # longest wait for a thread at the end
 LIST_SIGNAL = "list:"  # first part of the channel of a list
 IDLE_CHANNEL = "idle"  # an unused channel: a subscription needs one channel
 Kind = Literal["topic", "list", "fanout"]
-Verb = Literal["ack", "reject", "release"]
+Verb = Literal["ack", "reject", "release", "requeue"]
 REJECTED = "the consumer rejected the message"
+REQUEUED = "the consumer requeued the message"
+REQUEUE_S = 0.001  # a retry that waits keeps its priority
+GET_S = 0.005  # wait of a single get, so that it finds a message that was just requeued
 
 
 @dataclass(eq=False)
@@ -199,7 +202,7 @@ class Inbox:
         if queue not in self._getters:
             self._getters[queue] = self._topic_of(queue).consumer(lease=self._lease)
             self._begin_renewal()
-        for delivery in self._getters[queue].receive():
+        for delivery in self._getters[queue].receive(wait=GET_S):
             return self._note_delivery(self._getters[queue], delivery, channel), delivery
         return None
 
@@ -341,6 +344,8 @@ class Inbox:
             lost = consumer.ack(deliveries)
         elif verb == "reject":
             lost = consumer.reject(deliveries, REJECTED)
+        elif verb == "requeue":
+            lost = consumer.nack(deliveries, delay=REQUEUE_S, error=REQUEUED)
         else:
             lost = consumer.release(deliveries)
         for delivery in lost:
