@@ -37,6 +37,12 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("rmq")
+if not os.environ.get("CI"):
+    # Or examples would depend on the modules of ours that are loaded: it draws their constants.
+    with contextlib.suppress(ImportError):
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
 
 # A shell starts background jobs with SIGINT ignored, and the programs that tests stop with Ctrl-C
 # would inherit that.
