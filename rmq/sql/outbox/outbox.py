@@ -239,7 +239,8 @@ class Outbox(Confirming, Repair):
             confirm: Whether a consumer confirms the message.
 
         Raises:
-            The same errors as `send`, and ConfigurationError for another dialect.
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The message cannot be sent.
+            ConfigurationError: The dialect of the statement is not supported.
         """
         if message.id or message.dedup_key or message.merge_key:
             raise InvalidValue("message: an outbox takes no id, dedup_key or merge_key")
