@@ -95,7 +95,7 @@ class Server:
             Offloading(transport, self.survey),
             FollowUps(transport, self.survey),
             self.batches,
-            Events(transport, config.prefix),
+            Events(transport, config.prefix, self.survey),
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]

@@ -43,7 +43,7 @@ def test_the_commands_are_these():
         "query ls", "query release", "reschedule", "result",
         "schedule delete", "schedule ls", "schedule pause", "schedule resume", "schedule run",
         "schedule show", "schedule work", "send", "server",
-        "sink forget", "sink ls", "stats", "tail",
+        "signal", "sink forget", "sink ls", "stats", "tail",
         "token create", "token ls", "token revoke",
         "top", "topic apply", "topic create", "topic delete", "topic export", "topic ls",
         "topic pause", "topic resize", "topic resume", "topic set", "topic show",

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.events.flows import deliver_pending
 from rmq.kernel.transport.single.blocking import Transport
 
 
-class Events:
-    """Delivers signalled events to suspended messages, if the process that signalled has died."""
+class Events(SurveyedService):
+    """Delivers signalled events to suspended messages, if the process that signalled has died.
+
+    If no topic has suspended messages, it sends no command.
+    """
 
     name = "events"
     every_s = 5.0
-    needs_leadership = True
 
-    def __init__(self, transport: Transport, prefix: str) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
+        super().__init__(transport, survey)
         self._prefix = prefix
 
     def run_once(self) -> int:
         """Deliver the events that are left. Return the number of messages that got one."""
+        if not any(topic.total["suspended"] for topic in self._survey.topics.values()):
+            return 0
         return self._transport.run(deliver_pending(self._prefix))

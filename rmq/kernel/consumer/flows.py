@@ -410,7 +410,7 @@ class ConsumerFlows:
             yield from self._offloaded.plan()
         if self.follow_ups.stored or "d" in answer:
             yield from self.follow_ups.send(deliveries if "d" in answer else ())
-        if settles:
+        if settles and any(d.record[0] & record.HEADERS for d in deliveries):
             yield from sweep.report_ends(self.context, deliveries)
         if error is None:
             return lost
