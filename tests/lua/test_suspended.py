@@ -290,6 +290,6 @@ def test_a_message_whose_lease_expires_after_its_time_limit_times_out_once(box: 
     late = item(box.clock.now_ms, TIMED_OUT, data=b"")
 
     assert (lapsing.id, lease.id) == (id, id)
-    assert read(box, lapsing) == [b""]
+    assert read(box, lapsing) == [None]
     assert read(box, lease) == [late] == read(box, lease)
     assert suspended(box) == ENDED | {"steps": "1", "large": "2"}
