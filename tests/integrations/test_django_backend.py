@@ -18,7 +18,10 @@ from tests.integration.working import work
 from tests.integrations.conftest import Make
 from tests.patience import wait_for
 
-HERE = f"{socket.gethostname()}:{os.getpid()}"
+
+def here() -> str:
+    """Name of the worker of this process, which may be a fork."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def run(backend: Any, *results: Any, concurrency: int | None = None, **options: Any) -> None:
@@ -62,7 +65,7 @@ def test_a_task_runs_and_its_result_has_what_django_asks_for(backend: Any, tasks
     run(backend, result)
 
     assert (result.status, result.return_value, result.args) == ("SUCCESSFUL", 3, [1])
-    assert (result.kwargs, result.errors, result.worker_ids) == ({"b": 2}, [], [HERE])
+    assert (result.kwargs, result.errors, result.worker_ids) == ({"b": 2}, [], [here()])
     assert before == result.enqueued_at
     assert result.enqueued_at <= result.started_at <= result.finished_at
     assert result.last_attempted_at is not None
@@ -95,7 +98,7 @@ def test_a_failed_task_has_its_error_and_is_a_dead_letter(backend: Any, tasks: A
     assert "in fail" in own.errors[0].traceback
     assert errors(builtin) == [("builtins.KeyError", "KeyError: 'missing'")]
     assert [path for path, _ in errors(odd)] == ["builtins.TypeError"]
-    assert (own.status, own.args, own.worker_ids) == ("FAILED", ["order 7"], [HERE])
+    assert (own.status, own.args, own.worker_ids) == ("FAILED", ["order 7"], [here()])
     assert own.started_at <= own.finished_at
     letters = backend.client.admin.peek("default", queue="dead")
     assert {each.type.rpartition(".")[2] for each in letters} == {
@@ -175,7 +178,7 @@ def test_a_running_task_has_its_worker(backend: Any, tasks: Any) -> None:
 
     with rmq.Worker(backend.register(["default"]), heartbeat="thread"):
         wait_for(is_running)
-        assert (result.worker_ids, result.is_finished) == ([HERE], False)
+        assert (result.worker_ids, result.is_finished) == ([here()], False)
         tasks.GO.set()
         wait_for(lambda: status(backend, result.id) == "SUCCESSFUL")
 

@@ -17,7 +17,7 @@ import pytest
 import rmq
 from tests.integration.working import work
 from tests.integrations.conftest import Make
-from tests.integrations.test_django_backend import HERE, no_result, status
+from tests.integrations.test_django_backend import here, no_result, status
 
 
 class Undo(Exception):
@@ -53,7 +53,7 @@ def test_a_task_is_sent_after_the_commit(backend: Any, tasks: Any) -> None:
     assert tasks.add.get_result(result.id) == result
     work(backend.register(["default"]), lambda: status(backend, result.id) == "SUCCESSFUL")
     result.refresh()
-    assert (result.return_value, result.worker_ids) == (3, [HERE])
+    assert (result.return_value, result.worker_ids) == (3, [here()])
     assert result.enqueued_at == before.enqueued_at
 
 

@@ -123,7 +123,14 @@ class Batched(BatchGround):
             is_refused = isinstance(got, BatchClosed | rmq.QueueFull | Died)
             is_same = is_refused or all(each.status == "duplicate" for each in got)
             self.claim(is_same, f"members were sent at maxmemory: {got!r}")
-            return self.same("a batch at maxmemory")
+            if is_refused or not made.outside:
+                return self.same("a batch at maxmemory")
+            # Known members whose messages were sent outside of the batch are removed all the same.
+            wrong = [id for id in made.outside if self.model.is_member_message(id, batch.name)]
+            self.claim(not wrong, f"{wrong} were sent as members")
+            self.model.add(batch, ids, by and by.id, self.now)  # type: ignore[arg-type]
+            self.reached["duplicate from outside at maxmemory"] += 1
+            return self.model.remove(batch, made.outside, self.now)
         before = self.model.add(batch, ids, by and by.id, self.now)
         if before is None:
             self.claim(isinstance(got, BatchClosed), f"{batch.name} is closed, and takes members")
