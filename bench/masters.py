@@ -48,6 +48,7 @@ def even(cores: float) -> int:
     return math.ceil(cores / SPARE)
 
 
+@functools.cache
 def hashed(cores: float, slots: int) -> int | None:
     """Return the fewest masters of which the fullest is not overloaded; None if none suffice."""
     for masters in range(even(cores), slots + 1):
