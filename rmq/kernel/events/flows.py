@@ -29,7 +29,7 @@ EVENTS_AT_ONCE = 100  # events of a slot that one call of `deliver_pending` deli
 
 
 class SignalResult(NamedTuple):
-    """What `signal` has done.
+    """The result of `signal`.
 
     Attributes:
         state: "stored" if this is the first signal of the key, or "already" if the key has an event

@@ -59,7 +59,7 @@ class Signalled(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """What `event_deliver` has done.
+    """The reply to the script `event_deliver`.
 
     Attributes:
         got: Number of messages that got the event.

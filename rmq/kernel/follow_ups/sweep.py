@@ -89,8 +89,7 @@ def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> F
 
     Errors are logged, because the deliveries are settled. A later sweep repeats what is missing.
     """
-    with_headers = [d for d in deliveries if d.record[0] & record.HEADERS]
-    for index in sorted({d.origin.keys.index for d in with_headers if record.is_member(d.record)}):
+    for index in sorted({d.origin.keys.index for d in deliveries if record.is_member(d.record)}):
         context.had_pending = True  # other members end while no process settles them
         if index < len(context.slots):
             yield from try_report(context, context.slots[index])
