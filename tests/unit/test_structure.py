@@ -59,7 +59,8 @@ FILES = sorted(
 # The adapter for django.tasks: 499 lines and 12 files, of which 5 are `__init__`.
 # Django's transactions include tasks: 265 lines and 4 files, and 55 of the lines are for everybody.
 # Celery and kombu on RMQ: 759 lines and 6 files.
-LIMITS = {"lines": 53_292, "files": 484, "private": 78}
+# The console in Django's URLs: 166 lines and 2 files.
+LIMITS = {"lines": 53_458, "files": 486, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -5,7 +5,17 @@ from importlib.util import find_spec
 
 SECRET_KEY = "of the tests"
 USE_TZ = True
-INSTALLED_APPS = ["rmq.django", "tests.integrations.shop"]
+USERS = ["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"]
+INSTALLED_APPS = ["rmq.django", "tests.integrations.shop", *USERS]
+MIGRATION_MODULES = dict.fromkeys(("auth", "contenttypes", "sessions"))  # tables at once
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+]
+ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1", "shop.example"]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 if find_spec("django.tasks") is None:
     INSTALLED_APPS.append("django_tasks")
 DATABASES = {
