@@ -22,12 +22,12 @@ def deletes_any_claim(faults: Any) -> None:
     """A release deletes the claim on the message's key, even another delivery's."""
     release = ConsumerFlows.release
 
-    def releases(self: ConsumerFlows, deliveries: Any, delay: Any) -> Any:
+    def releases(self: ConsumerFlows, deliveries: Any, **options: Any) -> Any:
         for one in deliveries:
             if one.claim is not None:
                 key = claim_flow.claim_key(self.context, one.claim.name)
                 yield RawCommand("unclaim", "DEL", key)
-        return (yield from release(self, deliveries, delay))
+        return (yield from release(self, deliveries, **options))
 
     ConsumerFlows.release = releases  # type: ignore[method-assign, assignment]
 
