@@ -183,6 +183,23 @@ class Cluster:
         others = [node for node in self.masters() if node not in (target, source)]
         for node in (target, source, *others):
             node.call("CLUSTER SETSLOT", slot, "NODE", self.id_of(target))
+        until(lambda: self._agree(slot, target), text=f"every node knows who serves slot {slot}")
+
+    def _agree(self, slot: int, target: Node) -> bool:
+        """Whether each node knows the master of a slot, and its epoch.
+
+        A master that imports a slot before it knows the newest epoch claims the slot by an epoch
+        that others do not accept. Two masters may then name each other for good.
+        """
+        name, epochs = self.id_of(target), set()
+        for node in self.running():
+            slots = node.call("CLUSTER SLOTS")
+            served = [master[1] for first, last, master, *_ in slots if first <= slot <= last]
+            if served != [target.port]:
+                return False
+            known = node.call("CLUSTER NODES").values()
+            epochs |= {facts["epoch"] for facts in known if facts["node_id"] == name}
+        return len(epochs) == 1
 
     def move(self, slot: int, target: Node, pause_s: float = 0.0) -> int:
         """Move a hash slot with MIGRATE; return how many keys it had."""
