@@ -12,6 +12,7 @@ from bench import pages, report
 from bench.batches import ROUNDS as BATCHES_ROUNDS, batches
 from bench.calls import SERVERS_ROUNDS, concurrency, servers
 from bench.cancels import cancels
+from bench.celery_tasks import celery_tasks
 from bench.child import ROOT
 from bench.claims import claims
 from bench.cluster import cluster
@@ -58,6 +59,7 @@ PARTS: dict[str, Part] = {
     "claims": claims,
     "follow-ups": follow_ups,
     "cancels": cancels,
+    "celery": celery_tasks,
     "results": results,
     "steps": steps,
     "events": events,

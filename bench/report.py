@@ -16,7 +16,7 @@ from rich.table import Table
 from bench.measurement import Measurement
 
 DIGITS = {"x": 2, "ms": 2, "s": 1, "B": 0, "messages": 0, "messages/s": 0, "commands/s": 1,
-          "writes/s": 1, "B/s": 0, "us": 2, "scripts": 0, "% of a core": 2, "MiB": 1,
+          "tasks/s": 0, "writes/s": 1, "B/s": 0, "us": 2, "scripts": 0, "% of a core": 2, "MiB": 1,
           "connections": 0, "threads": 0, "rows/s": 0, "commands": 1}  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 import rmq
 from rmq.errors import InvalidType, InvalidValue
@@ -40,6 +41,25 @@ def test_send_many_mixes_types(api: Any, name: str) -> None:
         found = {d.body: d.type for d in consumer.receive(100)}
 
     assert found == dict(enumerate(types))
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 40_000])
+@both_clients
+def test_one_send_and_many_store_a_typed_message_alike(
+    api: Any, name: str, raw: redis.Redis, size: int
+) -> None:
+    topic = api.topic(name, codec="bytes")
+    body = b"b" * size
+    sent = topic.send(body, type="a.b", priority=200)
+    (other,) = topic.send_many([rmq.Outgoing(body, type="a.b", priority=200)])
+
+    stored = list(raw.hgetall(f"rmq:{{{name}_0}}:records").values())
+    assert len({record[:4] for record in stored}) == 1
+    assert len({len(record) for record in stored}) == 1
+    assert raw.hlen(f"rmq:{{{name}_0}}:bodies") == (2 if size == 40_000 else 0)
+    for each in (sent, other):
+        message = topic.get(each.id)
+        assert (message.type, message.body, message.priority) == ("a.b", body, 200)
 
 
 def test_a_message_without_a_type_has_none(api: Any, name: str) -> None:

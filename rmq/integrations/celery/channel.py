@@ -34,8 +34,8 @@ class QoS(virtual.QoS):
 
     def ack(self, delivery_tag: str) -> None:
         """Settle a message as done."""
-        self.channel.inbox.settle("ack", [delivery_tag])
         super().ack(delivery_tag)
+        self.channel.inbox.ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Make a message a dead letter, or give it back at the cost of a retry."""

@@ -48,7 +48,7 @@ def pack(message: Mapping[str, Any], readable: bool = True) -> dict[str, Any]:
         packed["hex"] = body.hex()
     elif readable and message.get("content-type") == JSON and _is_plain(message):
         try:
-            packed["body"] = json.loads(body, parse_constant=_no_constant)
+            packed["body"] = _read_json(body)
         except ValueError:
             packed["text"] = body
     else:
@@ -62,6 +62,9 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+_read_json = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 def unpack(packed: Any, tag: str, redelivered: bool = False) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import rmq
 from rmq.connectors import SharedData, SharedSubscription
 from rmq.errors import RMQError, StorageError, TopicVanished
+from rmq.integrations.celery.acks import AckSender
 
 log = logging.getLogger("rmq.celery")
 
@@ -105,6 +106,8 @@ class Inbox:
         self._counts: Counter[Any] = Counter()  # held deliveries, by channel
         # Settlements that are repeated, because Redis could not be reached.
         self._unsettled: list[tuple[Verb, rmq.Consumer, dict[str, Unsettled]]] = []
+        self._acks = AckSender(self._send_acks)
+        self._gathers_acks = False
         self._getters: dict[str, rmq.Consumer] = {}
         self._threads: list[threading.Thread] = []
         self._is_renewing = False
@@ -153,6 +156,15 @@ class Inbox:
         """Let waiting threads look again whether their channel takes more messages."""
         with self._changed:
             self._changed.notify_all()
+
+    def tick(self) -> None:
+        """Call `note_room` in each turn of the loop if Celery counts the room in its own way."""
+        if any(_counts_alone(source.channel.qos) for source in list(self._sources.values())):
+            self.note_room()
+
+    def gather_acks(self) -> None:
+        """Send acks together from now on, some milliseconds later."""
+        self._gathers_acks = True
 
     def _put(self, arrivals: Iterable[Arrival | RMQError]) -> None:
         self._inbox.extend(arrivals)
@@ -254,7 +266,7 @@ class Inbox:
         qos = channel.qos
         if not qos.can_consume():
             return 0
-        if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch counts in its own way
+        if _counts_alone(qos):
             return 0 if self._inbox else 1
         if not qos.prefetch_count:
             return UNLIMITED - len(self._inbox)
@@ -323,6 +335,20 @@ class Inbox:
 
     # --- settle ---------------------------------------------------------------------------------
 
+    def ack(self, tag: str) -> None:
+        """Settle a message as done. In an event loop, acks of the same time are sent together."""
+        held = self._held.get(tag)
+        if held is None or self._pid != os.getpid() or not self._gathers_acks:
+            self.settle("ack", [tag])
+        elif not self._acks.add(tag, held.channel.qos.prefetch_count or UNLIMITED):
+            self.settle("ack", [tag])  # the connection is being closed
+
+    def _send_acks(self, tags: list[str]) -> None:
+        try:
+            self.settle("ack", tags)
+        except RMQError as error:
+            self._put([error])
+
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
         """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
 
@@ -369,6 +395,7 @@ class Inbox:
         """Give back all deliveries, and end the threads."""
         if self._pid != os.getpid():
             return  # a child of the process: its parent has the threads and the deliveries
+        self._acks.close()  # before the consumers release what is not settled
         self._closing.set()
         self.note_room()
         with contextlib.suppress(RMQError):
@@ -384,3 +411,8 @@ class Inbox:
                 thread.join(JOIN_S)
         self._doorbell.close()
         self._ringer.close()
+
+
+def _counts_alone(qos: Any) -> bool:
+    """Return whether Celery's worker_disable_prefetch counts the room in its own way."""
+    return "can_consume" in vars(qos)

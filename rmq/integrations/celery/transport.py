@@ -145,13 +145,6 @@ class Transport(virtual.Transport):
         self.rmq_client.ping()
         return super().establish_connection()
 
-    def verify_connection(self, connection: Any) -> bool:
-        """Return whether Redis answers."""
-        try:
-            return self.rmq_client.ping() >= 0
-        except StorageError:
-            return False
-
     def close_connection(self, connection: Any) -> None:
         """Give back all messages, and end the threads."""
         if self._pid != os.getpid():
@@ -168,12 +161,13 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let the event loop of a worker call `on_readable` when messages have come."""
         loop.add_reader(self.inbox.fileno(), self.on_readable, connection, loop)
-        loop.on_tick.add(self.inbox.note_room)
+        loop.on_tick.add(self.inbox.tick)
+        self.inbox.gather_acks()
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
         """Undo `register_with_event_loop`."""
         loop.remove_reader(self.inbox.fileno())
-        loop.on_tick.discard(self.inbox.note_room)
+        loop.on_tick.discard(self.inbox.tick)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
         """Deliver all messages that have come."""

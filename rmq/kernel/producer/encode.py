@@ -57,11 +57,11 @@ class EncodedMessage:
     is_plain = False  # whether it has no option but a priority
 
     @classmethod
-    def plain(cls, settings: Settings, head: bytes, body: bytes) -> EncodedMessage:
-        """Make the object from the result of `encode_plain`."""
+    def plain(cls, settings: Settings, head: bytes, body: bytes, headers: bytes) -> EncodedMessage:
+        """Make the object from the results of `encode_plain` and `encode_type`."""
         message = cls()
         message.settings, message.head, message.body = settings, head, body
-        message.is_plain = True
+        message.headers, message.is_plain = headers, not headers
         return message
 
     @property
@@ -154,17 +154,18 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
     return group
 
 
-def is_plain(out: Outgoing) -> bool:
+def is_plain(out: Outgoing, typed: bool = False) -> bool:
     """Return whether a message has a body and no option except a priority, as most messages do.
 
-    If the topic object has the option `results`, no message is plain.
+    With `typed`, it may have a type. If the topic object has the option `results`, no message is
+    plain.
     """
     return (
         out.delay is None
         and out.at is None
         and out.slot_basis is None
         and out.headers is None
-        and out.type is None
+        and (typed or out.type is None)
         and out.group is None
         and out.share_key is None
         and out.weight is None
@@ -193,6 +194,11 @@ def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes
     if len(body) > settings.max_body:
         raise _too_large(codec, body, settings)
     return record.head(codec.number, 0, priority), body
+
+
+def encode_type(message_type: str | None) -> bytes:
+    """Check a type, and encode it as the headers of a message without other headers."""
+    return b"" if message_type is None else _encode_marks(0, check_message_type(message_type))
 
 
 def _too_large(codec: Codec, body: bytes, settings: Settings) -> PayloadTooLarge:

@@ -85,19 +85,21 @@ def send_one(
     session: ReplaySession,
     head: bytes,
     member: bytes,
+    headers: bytes,
     body: bytes,
     apart: int,
 ) -> Command[SendReply]:
-    """Store one message that has no options except a priority.
+    """Store one message that has no options except a priority and a type.
 
-    The argument `apart` is a size in bytes. A body of this size or more is stored outside of its
-    record.
+    The argument `headers` is the part of the record between head and body. The argument `apart` is
+    a size in bytes. A body of this size or more is stored outside of its record.
     """
-    whole = (head, member, body)
+    whole = (head, member, headers + body if headers else body)
     if len(body) < apart:
         return _send(context, keys, session, 1, whole)
     head, reference = record.set_apart(head, body, os.urandom(record.RANDOM))
     write = ("HSET", keys.bodies, record.name_of(member, reference), body)
+    reference = headers + reference
     return _send(context, keys, session, 1, (head, member, reference), write, lambda: whole)
 
 

@@ -19,7 +19,7 @@ from rmq.errors import (
     TopicPaused,
     TopicVanished,
 )
-from rmq.kernel.core import ids as core_ids
+from rmq.kernel.core import ids as core_ids, record
 from rmq.kernel.core.callers import APART, Apart, Coalescer, same_error
 from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.ids import MessageId
@@ -30,11 +30,11 @@ from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import offloading, report, scripts
 from rmq.kernel.producer.batches import Outdated, SendBatch, make_batches
 from rmq.kernel.producer.encode import (
-    RECORD_BYTES,
     EncodedMessage,
     basis_of,
     encode,
     encode_plain,
+    encode_type,
     is_plain,
 )
 from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_into
@@ -76,10 +76,10 @@ def send(
 
     `Topic.send` describes the arguments `durability` and `timeout`.
 
-    A message without options takes a shorter and faster code path. Redis refuses this call if the
-    topic is full, paused, resized or was created again. Nothing is then stored, and the message is
-    sent again as a batch of one. Messages that are sent while other sends are in progress share the
-    next call.
+    A message with no option except a priority and a type takes a shorter and faster code path.
+    Redis refuses this call if the topic is full, paused, resized or was created again. Nothing is
+    then stored, and the message is sent again as a batch of one. Messages that are sent while other
+    sends are in progress share the next call.
     """
     if (
         durability is None
@@ -87,21 +87,22 @@ def send(
         and not context.hooks.chain
         and type(context.codec) is not Offloaded
         and type(out) is Outgoing
-        and is_plain(out)
+        and is_plain(out, typed=True)
     ):
         if time.monotonic() >= context.current_until:
             yield from opening.ensure_open(context)
         settings = context.settings
         if settings.durability is None and not settings.expires_ms and not context.keep_s:
+            headers = encode_type(out.type)
             head, body = encode_plain(context.codec, settings, out)
             sends = context.sends.get(None) or _shared_sends(context, None)
             permit = sends.begin()
             if permit is None:
-                item = EncodedMessage.plain(settings, head, body)
-                outcome = yield Coalesce(sends, item, RECORD_BYTES + len(body))
+                item = EncodedMessage.plain(settings, head, body, headers)
+                outcome = yield Coalesce(sends, item, item.size)
             else:
                 try:
-                    outcome = yield from _send_plain(context, head, body)
+                    outcome = yield from _send_plain(context, head, headers, body)
                 finally:
                     sends.end(permit)
                     del permit
@@ -118,14 +119,18 @@ def send(
     return results[0]
 
 
-def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
+def _send_plain(
+    context: TopicContext, head: bytes, headers: bytes, body: bytes
+) -> Flow[SendResult | Apart]:
     """Send a message without options. Return APART if Redis refused the message."""
+    if headers:
+        head, headers = record.with_headers(head, b"", headers)
     slot = next(context.spread)
     id, member = core_ids.make_one(slot, context.check)
     session = context.sessions.take()
-    keys, apart_bytes = context.slots[slot], context.apart_bytes
+    keys, apart = context.slots[slot], context.apart_bytes
     try:
-        reply = yield scripts.send_one(context, keys, session, head, member, body, apart_bytes)
+        reply = yield scripts.send_one(context, keys, session, head, member, headers, body, apart)
     except OutcomeUnknown:
         raise  # a copy may still arrive, so no other call may use this session number
     except RMQError as error:  # other exceptions, such as a time limit, leave the outcome unknown
