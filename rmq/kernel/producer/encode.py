@@ -196,9 +196,9 @@ def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes
     return record.head(codec.number, 0, priority), body
 
 
-def encode_type(message_type: str | None) -> bytes:
+def encode_type(message_type: str) -> bytes:
     """Check a type, and encode it as the headers of a message without other headers."""
-    return b"" if message_type is None else _encode_marks(0, check_message_type(message_type))
+    return _encode_marks(0, check_message_type(message_type))
 
 
 def _too_large(codec: Codec, body: bytes, settings: Settings) -> PayloadTooLarge:

@@ -93,7 +93,7 @@ def send(
             yield from opening.ensure_open(context)
         settings = context.settings
         if settings.durability is None and not settings.expires_ms and not context.keep_s:
-            headers = encode_type(out.type)
+            headers = b"" if out.type is None else encode_type(out.type)
             head, body = encode_plain(context.codec, settings, out)
             sends = context.sends.get(None) or _shared_sends(context, None)
             permit = sends.begin()
