@@ -60,7 +60,9 @@ FILES = sorted(
 # Django's transactions include tasks: 265 lines and 4 files, and 55 of the lines are for everybody.
 # Celery and kombu on RMQ: 759 lines and 6 files.
 # The console in Django's URLs: 166 lines and 2 files.
-LIMITS = {"lines": 53_458, "files": 486, "private": 78}
+# Acks of Celery's workers that are sent together, and short sends of typed messages: 71 lines and
+# 1 file.
+LIMITS = {"lines": 53_529, "files": 487, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
