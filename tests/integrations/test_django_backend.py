@@ -153,6 +153,43 @@ def test_larger_priorities_run_first(backend: Any, tasks: Any) -> None:
     assert [result.task.priority for result in results] == list(given)
 
 
+def test_a_dedup_key_enqueues_a_task_once_and_returns_its_result(backend: Any, tasks: Any) -> None:
+    from rmq.integrations.django.tasks_api import task_enqueued
+
+    ids: list[str] = []
+
+    def note(task_result: Any, **_: Any) -> None:
+        ids.append(task_result.id)
+
+    task = tasks.add.using(dedup_key="order 7")
+    task_enqueued.connect(note)
+    try:
+        first, second, other = task.enqueue(1), task.enqueue(2), tasks.add.enqueue(3)
+        assert (second.id, second.args, second.status) == (first.id, [1], "READY")
+        assert first.enqueued_at == second.enqueued_at
+        run(backend, first, other)
+        third = task.enqueue(4)
+    finally:
+        task_enqueued.disconnect(note)
+
+    assert ids == [first.id, other.id]
+    assert (third.id, third.status, third.return_value) == (first.id, "SUCCESSFUL", 2)
+    assert third.enqueued_at == second.enqueued_at <= third.started_at
+    assert sorted(tasks.DONE) == [(1, 1), (3, 1)]
+
+
+def test_a_dedup_key_of_a_task_whose_result_is_not_kept(make_backend: Make, tasks: Any) -> None:
+    backend = make_backend(results=None, topic={"groups": rmq.Groups()})
+    task = tasks.add.using(dedup_key="order 7", group="ann")
+    first = task.enqueue(1)
+    work(backend.register(["default"]), lambda: no_result(backend, first.id))
+    second = task.enqueue(2)
+
+    assert (second.id, tasks.DONE) == (first.id, [(1, 1)])
+    with pytest.raises(rmq.InvalidValue, match="dedup_key"):
+        tasks.add.using(dedup_key="x" * 201).enqueue(1)
+
+
 def test_the_tasks_of_a_group_need_topics_with_groups(make_backend: Make, tasks: Any) -> None:
     from rmq.integrations.django.tasks_api import InvalidTask
 

@@ -106,6 +106,20 @@ def test_the_options_of_a_task_go_through_the_outbox(backend: Any, tasks: Any) -
         assert backend.relay().run_once() == 1 - sent
 
 
+def test_a_dedup_key_is_refused_inside_of_a_transaction(backend: Any, tasks: Any) -> None:
+    from django.db import transaction
+
+    from rmq.integrations.django.tasks_api import InvalidTask
+
+    task = tasks.add.using(dedup_key="order 7")
+    with transaction.atomic(), pytest.raises(InvalidTask, match="inside of atomic"):
+        task.enqueue(1)
+    with transaction.atomic():
+        transaction.on_commit(lambda: task.enqueue(2))
+
+    assert waiting(backend) == [[2]]
+
+
 def test_the_context_of_a_task_has_the_id_that_enqueue_returned(backend: Any, tasks: Any) -> None:
     from django.db import transaction
 

@@ -103,6 +103,39 @@ def test_the_worker_sends_the_tasks_of_committed_transactions(
 
 
 @pytest.mark.slow
+def test_several_processes_run_tasks_and_one_that_dies_is_replaced(
+    make_backend: Make, tasks: Any, shop_db: str, server: Server, name: str, tmp_path: Path
+) -> None:
+    from django.db import transaction
+
+    if shop_db != "sqlite":
+        pytest.skip("the process has the settings of SQLite")
+    make_backend(outbox="default")
+    words = ("rmq_worker", "--queue", "default", "--processes", "2", "--concurrency", "1")
+    with manage(tmp_path, server, name, *words, SHOP_OUTBOX="default") as (process, log):
+
+        def workers(results: list[Any]) -> set[str]:
+            assert process.poll() is None, log.read_text()
+            for result in results:
+                result.refresh()
+            wanted = [result for result in results if result.is_finished]
+            return {result.worker_ids[-1] for result in wanted} if wanted == results else set()
+
+        def run_some() -> set[str]:
+            with transaction.atomic():
+                results = [tasks.pause.enqueue(0.2) for _ in range(8)]
+            wait_for(lambda: workers(results))
+            return workers(results)
+
+        wait_for(lambda: len(run_some()) == 2)  # the second process starts after the first
+        victim = min(run_some())
+        os.kill(int(victim.rpartition(":")[2]), signal.SIGKILL)
+        wait_for(lambda: len(found := run_some()) == 2 and victim not in found)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0, log.read_text()
+
+
+@pytest.mark.slow
 def test_the_worker_restarts_when_the_code_changes(
     make_backend: Make, tasks: Any, server: Server, name: str, tmp_path: Path
 ) -> None:
@@ -134,6 +167,10 @@ def test_the_worker_refuses_what_it_cannot_run(make_backend: Make) -> None:
     make_backend()
     with pytest.raises(CommandError, match="no QUEUES"):
         call_command("rmq_worker", stdout=StringIO())
+    with pytest.raises(CommandError, match="no QUEUES"):
+        call_command("rmq_worker", "--processes", "2", stdout=StringIO())
+    with pytest.raises(CommandError, match="give one of them"):
+        call_command("rmq_worker", "--processes", "2", "--reload", stdout=StringIO())
     make_backend(("default",), topic={"slots": 0})
     with pytest.raises(CommandError, match="slots"):
         call_command("rmq_worker", stdout=StringIO())

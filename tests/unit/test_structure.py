@@ -62,7 +62,8 @@ FILES = sorted(
 # The console in Django's URLs: 166 lines and 2 files.
 # Acks of Celery's workers that are sent together, and short sends of typed messages: 71 lines and
 # 1 file.
-LIMITS = {"lines": 53_529, "files": 487, "private": 78}
+# Dedup keys of Django's tasks, and workers in several processes: 81 lines and 1 file.
+LIMITS = {"lines": 53_610, "files": 488, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

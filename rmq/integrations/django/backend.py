@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.apps import apps
@@ -199,14 +200,16 @@ class TaskBackend(BaseTaskBackend):
         """Send a task to its topic, or write it into the outbox.
 
         Returns:
-            The result, with the status READY.
+            The result, with the status READY. If the queue has a task with the same `dedup_key`,
+            the result of that task, as far as it is kept.
 
         Guarantee:
             After this returns, the task is in Redis. If it raises rmq.OutcomeUnknown, the task may
             be there. Inside of `atomic()` of the outbox's database, the task is in the transaction.
 
         Raises:
-            InvalidTask, TypeError: The task or an argument is not valid.
+            InvalidTask, TypeError: The task or an argument is not valid, or a task with a
+                `dedup_key` would be written into the outbox.
             RMQError: The same errors as `rmq.Topic.send` raises. docs/errors.md describes them.
         """
         self.validate_task(task)
@@ -214,6 +217,10 @@ class TaskBackend(BaseTaskBackend):
         retries = getattr(task, "retries", None)
         if retries is not None:
             body["retries"] = retries
+        dedup_key = getattr(task, "dedup_key", None)
+        enqueued = datetime.now(UTC)
+        if dedup_key is not None:  # the id is derived from the key, and has no time
+            body["enqueued"] = enqueued.isoformat()
         at = task.run_after
         if at is not None and timezone.is_naive(at):
             at = timezone.make_aware(at)
@@ -224,26 +231,37 @@ class TaskBackend(BaseTaskBackend):
             type=task.module_path,
             keep_result=self._keep,
         )
-        for name in ("retry", "group", "expires", "max_runtime"):
+        for name in ("retry", "group", "expires", "max_runtime", "dedup_key"):
             setattr(message, name, getattr(task, name, None))
-        id = self._send(task.queue_name, message)
+        id, is_new = self._send(task.queue_name, message)
+        if not is_new:
+            with suppress(TaskResultDoesNotExist):
+                return self.get_result(f"{task.queue_name}:{id}")
         result = TaskResult(
             task=task, id=f"{task.queue_name}:{id}", status=TaskResultStatus.READY,
-            enqueued_at=django_time(id.made_at), started_at=None, last_attempted_at=None,
-            finished_at=None, args=body["args"], kwargs=body["kwargs"], backend=self.alias,
-            errors=[], worker_ids=[],
+            enqueued_at=django_time(id.made_at or enqueued), started_at=None,
+            last_attempted_at=None, finished_at=None, args=body["args"], kwargs=body["kwargs"],
+            backend=self.alias, errors=[], worker_ids=[],
         )  # fmt: skip
-        tasks_api.task_enqueued.send(type(self), task_result=result)
+        if is_new:
+            tasks_api.task_enqueued.send(type(self), task_result=result)
         return result
 
-    def _send(self, queue: str, message: rmq.Outgoing) -> rmq.MessageId:
+    def _send(self, queue: str, message: rmq.Outgoing) -> tuple[rmq.MessageId, bool]:
+        """Send a message or write it into the outbox. Return its id, and whether it is new."""
         if self.outbox is not None and connections[self.outbox].in_atomic_block:
             from rmq.integrations.django import outbox
 
+            if message.dedup_key is not None:
+                raise InvalidTask(
+                    f"dedup_key: {message.dedup_key!r} cannot be used inside of atomic(), because "
+                    "the outbox knows no keys. Write a unique row in the same transaction instead, "
+                    "or enqueue in transaction.on_commit()."
+                )
             message.body["stub"] = True
-            return outbox.write(self.outbox, queue, message)
+            return outbox.write(self.outbox, queue, message), True
         (sent,) = self.topic(queue).send_many([message])
-        return sent.message_id
+        return sent.message_id, sent.status != "duplicate"
 
     def get_result(self, result_id: str) -> TaskResult:
         """Return the state of a task.

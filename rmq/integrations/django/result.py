@@ -42,6 +42,7 @@ class Facts:
         due: Due time as ISO text, or None.
         group: Name of the group, or None.
         retries: Number of retries that the caller asked for, or None.
+        enqueued: Time of `enqueue` as ISO text, if the id does not have it, or None.
         errors: Class path and traceback of each failed attempt, oldest first.
         workers: Host and process id of the worker of each attempt.
     """
@@ -53,6 +54,7 @@ class Facts:
     due: str | None = None
     group: str | None = None
     retries: int | None = None
+    enqueued: str | None = None
     errors: list[list[str]] = field(default_factory=list)
     workers: list[str] = field(default_factory=list)
 
@@ -77,6 +79,7 @@ def facts_of(source: rmq.Message | rmq.Delivery, attempts: Sequence[rmq.Attempt]
     facts = Facts(source.type, body["args"], body["kwargs"], source.priority)
     facts.due = None if source.due is None else source.due.isoformat()
     facts.group, facts.retries = source.group, body.get("retries")
+    facts.enqueued = body.get("enqueued")
     for attempt in reversed(attempts):
         if attempt.reason != "redriven":
             facts.errors.append([class_path(attempt), attempt.traceback or attempt.error])
@@ -143,6 +146,9 @@ def task_result(
         task = find_task(facts.path)
     except ImportError as error:
         raise TaskResultDoesNotExist(f"the task of {id} cannot be imported: {error}") from error
+    enqueued = id.made_at
+    if enqueued is None and facts.enqueued is not None:
+        enqueued = datetime.fromisoformat(facts.enqueued)
     options = {"retries": facts.retries, "group": facts.group}
     task = task.using(
         backend=alias,
@@ -155,7 +161,7 @@ def task_result(
         task=task,
         id=f"{queue}:{id}",
         status=status,
-        enqueued_at=django_time(id.made_at),
+        enqueued_at=django_time(enqueued),
         started_at=django_time(started),
         last_attempted_at=django_time(attempted),
         finished_at=django_time(finished),

@@ -20,6 +20,9 @@ class Task(tasks_api.Task):
             backend.
         retry: Retry policy, for example rmq.Exponential(). Default: the policy of the topic.
         group: Name of the message's group. The tasks of a group run one at a time, in order.
+        dedup_key: Your name for this task, 1 to 200 bytes of UTF-8. While a task with this key is
+            in its queue, and for the topic's `dedup_window` after it has ended, `enqueue` returns
+            the result of that task and enqueues nothing.
         expires: How long after its due time the task may still begin, in seconds or as a timedelta.
         max_runtime: Time limit of a run, in seconds or as a timedelta.
     """
@@ -27,6 +30,7 @@ class Task(tasks_api.Task):
     retries: int | None = None
     retry: Any = None
     group: str | None = None
+    dedup_key: str | None = None
     expires: Any = None
     max_runtime: Any = None
 

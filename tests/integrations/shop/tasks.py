@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 try:
@@ -61,6 +62,11 @@ def attempts(context: Any, until: int) -> int:
 @task
 def wait() -> None:
     GO.wait(30)
+
+
+@task
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 @task

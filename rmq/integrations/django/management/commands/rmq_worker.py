@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import sys
 from argparse import ArgumentParser, BooleanOptionalAction
 from contextlib import suppress
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
@@ -41,20 +43,30 @@ class Command(BaseCommand):
             help="How many tasks of a queue run at a time, each in a thread.  [8]",
         )  # fmt: skip
         parser.add_argument(
+            "--processes", type=int, metavar="N",
+            help="Number of worker processes; one that dies is restarted.  [this process]",
+        )  # fmt: skip
+        parser.add_argument(
             "--grace", type=float, default=30.0, metavar="S",
             help="How long a stop waits for running tasks, in seconds.  [30]",
         )  # fmt: skip
         parser.add_argument(
-            "--reload", action=BooleanOptionalAction, default=settings.DEBUG,
-            help="Restart when the code changes.  [in DEBUG]",
+            "--reload", action=BooleanOptionalAction,
+            help="Restart when the code changes.  [in DEBUG, without --processes]",
         )  # fmt: skip
         parser.add_argument(
             "--no-relay", action="store_false", dest="relay",
             help="Leave the tasks of committed transactions to rmq_relay or to other workers.",
         )  # fmt: skip
 
-    def handle(self, *, reload: bool, **options: Any) -> None:
+    def handle(self, *, reload: bool | None, processes: int | None, **options: Any) -> None:
         """Run the worker, and exit with the exit code of `rmq worker`."""
+        if processes is not None:
+            if reload:
+                raise CommandError("--reload and --processes: give one of them")
+            self._run_processes(processes, **options)
+        if reload is None:
+            reload = settings.DEBUG
         if isinstance(sys.stdout, io.TextIOWrapper):  # tasks may print
             sys.stdout.reconfigure(line_buffering=True)
         if reload:
@@ -79,6 +91,33 @@ class Command(BaseCommand):
     def _tell(self) -> None:
         self.stdout.write("rmq_worker: running tasks; stop it with Ctrl-C")
 
+    def _run_processes(
+        self,
+        processes: int,
+        backend: str,
+        queues: list[str],
+        concurrency: int | None,
+        grace: float,
+        relay: bool,
+        **_: Any,
+    ) -> NoReturn:
+        """Replace this process by `rmq worker`, which starts and restarts the processes."""
+        self._backend(backend, queues)
+        options = {"queues": queues or None, "concurrency": concurrency, "relay": relay}
+        path = [sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {"RMQ_DJANGO_WORKER": json.dumps(options), "PYTHONPATH": os.pathsep.join(path)}
+        words = ["-m", "rmq", "worker", f"rmq.django.worker:{backend}"]
+        words += [f"--processes={processes}", f"--grace={grace}s"]
+        os.execve(sys.executable, [sys.executable, *words], os.environ | env)
+
+    def _backend(self, alias: str, queues: list[str]) -> TaskBackend:
+        backend = task_backends[alias]
+        if not isinstance(backend, TaskBackend):
+            raise CommandError(f"TASKS[{alias!r}] is not rmq.django.TaskBackend")
+        if not queues and not backend.queues:
+            raise CommandError(f"TASKS[{alias!r}] has no QUEUES; give --queue")
+        return backend
+
     def _worker(
         self,
         backend: str,
@@ -88,11 +127,7 @@ class Command(BaseCommand):
         relay: bool,
         **_: Any,
     ) -> rmq.Worker:
-        tasks = task_backends[backend]
-        if not isinstance(tasks, TaskBackend):
-            raise CommandError(f"TASKS[{backend!r}] is not rmq.django.TaskBackend")
-        if not queues and not tasks.queues:
-            raise CommandError(f"TASKS[{backend!r}] has no QUEUES; give --queue")
+        tasks = self._backend(backend, queues)
         try:
             client = tasks.register(queues or None, concurrency)
             if relay and tasks.outbox is not None:
