@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -268,6 +269,24 @@ def test_a_callback_that_blocks_loses_no_lease(connect, name, renews, monkeypatc
     inbox.messages[0].ack()
 
 
+def test_an_ack_at_the_time_of_a_renewal_settles(connect, name, monkeypatch, caplog):
+    extend, leases = rmq.Consumer.extend, itertools.cycle((10, 20))
+    # Each renewal changes the receipts, and they come one after another.
+    monkeypatch.setattr(rmq.Consumer, "extend", lambda me, all, _: extend(me, all, next(leases)))
+    monkeypatch.setattr(inboxes, "RENEW_PARTS", 10_000)
+    connection = connect(lease=10)
+    for number in range(90):
+        publish(connection, number)
+    inbox = Inbox(connection, "q", ack=False)
+    inbox.wait(90)
+    for message in inbox.messages:
+        message.ack()
+
+    found = counts(connection, name)
+    assert (found["settled"], found["in_flight"]) == (90, 0)
+    assert "had ended before its ack" not in caplog.text
+
+
 def test_the_event_loop_is_woken_and_does_not_poll(connect, name, raw):
     connection, hub = connect(), Hub()
     inbox = Inbox(connection, "q")
@@ -302,6 +321,20 @@ def test_a_deleted_topic_is_made_again(connect, name):
     publish(connection, 2)
 
     assert inbox.wait(2) == [1, 2]
+
+
+def test_the_ack_of_a_message_whose_topic_was_deleted_does_nothing(connect, name, caplog):
+    connection = connect()
+    publish(connection, 1)
+    inbox = Inbox(connection, "q", ack=False, prefetch_count=1)
+    inbox.wait(1)
+    admin(connection).topic_delete(f"{name}.q", force=True)
+    inbox.messages[0].ack()
+
+    publish(connection, 2)
+    assert inbox.wait(2) == [1, 2]  # the message has left room
+    assert f"{{{name}.q_0}}" in caplog.text
+    inbox.messages[1].ack()
 
 
 def test_a_queue_is_purged_counted_and_deleted(connect, name):

@@ -14,9 +14,10 @@ import os
 import select
 import socket
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import rmq
@@ -108,6 +109,8 @@ class Inbox:
         self._unsettled: list[tuple[Verb, rmq.Consumer, dict[str, Unsettled]]] = []
         self._acks = AckSender(self._send_acks)
         self._gathers_acks = False
+        # A renewal changes the receipts, so no delivery is settled while its lease is renewed.
+        self._renewing: dict[rmq.Consumer, threading.Lock] = defaultdict(threading.Lock)
         self._getters: dict[str, rmq.Consumer] = {}
         self._threads: list[threading.Thread] = []
         self._is_renewing = False
@@ -321,17 +324,26 @@ class Inbox:
     def _renew(self) -> None:
         """Renew the leases of all deliveries, and repeat settlements that failed."""
         while not self._closing.wait(self._renew_s):
-            try:
-                self._repeat_settlements()
-                self._refresh()
-                with self._changed:
-                    held = [each for each in self._held.values() if not each.delivery.is_settled]
-                for consumer in {each.consumer for each in held}:
-                    deliveries = [each.delivery for each in held if each.consumer is consumer]
-                    for lost in consumer.extend(deliveries, self._lease):
-                        log.warning("%s: the lease of %s has ended", lost.topic, lost.id)
-            except RMQError as error:
-                log.warning("leases: %s", error)
+            with self._changed:
+                consumers = {held.consumer for held in self._held.values()}
+            for step in (
+                *(partial(self._extend, consumer) for consumer in consumers),
+                self._repeat_settlements,
+                self._refresh,
+            ):
+                try:
+                    step()
+                except RMQError as error:
+                    log.warning("leases: %s", error)
+
+    def _extend(self, consumer: rmq.Consumer) -> None:
+        """Renew the leases of all deliveries of a consumer."""
+        with self._renewing[consumer]:
+            with self._changed:
+                held = [each.delivery for each in self._held.values() if each.consumer is consumer]
+            open_ones = [delivery for delivery in held if not delivery.is_settled]
+            for lost in consumer.extend(open_ones, self._lease):
+                log.warning("%s: the lease of %s has ended", lost.topic, lost.id)
 
     # --- settle ---------------------------------------------------------------------------------
 
@@ -352,7 +364,8 @@ class Inbox:
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
         """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
 
-        If Redis cannot be reached, the deliveries stay leased, and are settled later.
+        If Redis cannot be reached, the deliveries stay leased, and are settled later. If their
+        topic was deleted, nothing is settled.
         """
         with self._changed:
             found = {tag: self._held[tag] for tag in tags if tag in self._held}
@@ -363,33 +376,40 @@ class Inbox:
             except StorageError as error:
                 log.warning("%s of %d messages is repeated later: %s", verb, len(part), error)
                 self._unsettled.append((verb, consumer, part))
+            except RMQError as error:
+                log.warning("%s of %d messages: %s", verb, len(part), error)
+                self._forget(part)
 
     def _settle(self, verb: Verb, consumer: rmq.Consumer, part: dict[str, Unsettled]) -> None:
         deliveries = [held.delivery for held in part.values()]
-        if verb == "ack":
-            lost = consumer.ack(deliveries)
-        elif verb == "reject":
-            lost = consumer.reject(deliveries, REJECTED)
-        elif verb == "requeue":
-            lost = consumer.nack(deliveries, delay=REQUEUE_S, error=REQUEUED)
-        else:
-            lost = consumer.release(deliveries)
+        with self._renewing[consumer]:
+            if verb == "ack":
+                lost = consumer.ack(deliveries)
+            elif verb == "reject":
+                lost = consumer.reject(deliveries, REJECTED)
+            elif verb == "requeue":
+                lost = consumer.nack(deliveries, delay=REQUEUE_S, error=REQUEUED)
+            else:
+                lost = consumer.release(deliveries)
         for delivery in lost:
             log.warning(
                 "%s: the lease of %s had ended before its %s, so it may run again",
                 delivery.topic, delivery.id, verb,
             )  # fmt: skip
+        self._forget(part)
+
+    def _forget(self, tags: Iterable[str]) -> None:
         with self._changed:
-            for tag in part:
+            for tag in tags:
                 held = self._held.pop(tag, None)
                 if held is not None:
                     self._counts[held.channel] -= 1
             self._changed.notify_all()
 
     def _repeat_settlements(self) -> None:
-        while self._unsettled:
-            self._settle(*self._unsettled[0])
-            del self._unsettled[0]
+        unsettled, self._unsettled = self._unsettled, []
+        for verb, consumer, part in unsettled:
+            self.settle(verb, part)
 
     def close(self) -> None:
         """Give back all deliveries, and end the threads."""
