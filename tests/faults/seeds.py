@@ -32,7 +32,7 @@ NAMES = (
     "bank", "outbox", "resize", "resize-workers", "schedulers", "hostile", "soak", "lines",
     "senders", "groups", "lost-acks", "tenants", "interrupts",
     "follow-ups", "dead-letters", "cancels", "results", "steps", "batches",
-    "events",
+    "events", "celery",
 )  # fmt: skip
 JOBS_EACH_CORE = 2  # most storms wait for leases and servers half of the time
 WORD = "--serve"

@@ -255,6 +255,15 @@ def events(stage: Stage, seed: int) -> Played:
         return events_storm.played(place, folder, stage.name(), random.Random(seed))
 
 
+def celery(stage: Stage, seed: int) -> Played:
+    """Workers of Celery; the seed chooses a server, Sentinel or a Cluster."""
+    from tests.celery import storm  # needs the extra celery
+
+    place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
+    with stage.folder() as folder:
+        return storm.played(place, folder, stage.name(), random.Random(seed))
+
+
 def follow_ups(stage: Stage, seed: int) -> Played:
     """Chains of follow-ups; the seed chooses a server, Sentinel or a Cluster."""
     place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
@@ -309,4 +318,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "steps": steps,
     "batches": batches,
     "events": events,
+    "celery": celery,
 }

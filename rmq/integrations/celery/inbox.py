@@ -408,7 +408,7 @@ class Inbox:
 
     def _repeat_settlements(self) -> None:
         unsettled, self._unsettled = self._unsettled, []
-        for verb, consumer, part in unsettled:
+        for verb, _, part in unsettled:
             self.settle(verb, part)
 
     def close(self) -> None:
