@@ -107,7 +107,7 @@ class Inbox:
         self._counts: Counter[Any] = Counter()  # held deliveries, by channel
         # Settlements that are repeated, because Redis could not be reached.
         self._unsettled: list[tuple[Verb, rmq.Consumer, dict[str, Unsettled]]] = []
-        self._acks = AckSender(self._send_acks)
+        self._acks = AckSender(partial(self.settle, "ack"))
         self._gathers_acks = False
         # A renewal changes the receipts, so no delivery is settled while its lease is renewed.
         self._renewing: dict[rmq.Consumer, threading.Lock] = defaultdict(threading.Lock)
@@ -354,12 +354,6 @@ class Inbox:
             self.settle("ack", [tag])
         elif not self._acks.add(tag, held.channel.qos.prefetch_count or UNLIMITED):
             self.settle("ack", [tag])  # the connection is being closed
-
-    def _send_acks(self, tags: list[str]) -> None:
-        try:
-            self.settle("ack", tags)
-        except RMQError as error:
-            self._put([error])
 
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
         """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
