@@ -138,8 +138,8 @@ ROWS = (
         "killed",
         "each waiting message continues once for each wait: with the first signalled body, or "
         "after its time limit"),
-    Row("F43", "workers of Celery and their child processes are killed while tasks run, and Redis is "
-        "killed or fails over",
+    Row("F43", "workers of Celery and their child processes are killed while tasks run, and Redis "
+        "is killed or fails over",
         "each task with `acks_late` ends, and none runs before its ETA; a task runs again only if "
         "its process was killed or its lease has ended"),
 )  # fmt: skip
