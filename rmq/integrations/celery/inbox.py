@@ -326,11 +326,8 @@ class Inbox:
         while not self._closing.wait(self._renew_s):
             with self._changed:
                 consumers = {held.consumer for held in self._held.values()}
-            for step in (
-                *(partial(self._extend, consumer) for consumer in consumers),
-                self._repeat_settlements,
-                self._refresh,
-            ):
+            steps: list[Callable[[], object]] = [partial(self._extend, each) for each in consumers]
+            for step in (*steps, self._repeat_settlements, self._refresh):
                 try:
                     step()
                 except RMQError as error:
