@@ -63,7 +63,8 @@ FILES = sorted(
 # Acks of Celery's workers that are sent together, and short sends of typed messages: 71 lines and
 # 1 file.
 # Dedup keys of Django's tasks, and workers in several processes: 81 lines and 1 file.
-LIMITS = {"lines": 53_610, "files": 488, "private": 78}
+# Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 7 lines.
+LIMITS = {"lines": 53_617, "files": 488, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
