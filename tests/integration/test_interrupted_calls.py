@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
@@ -11,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import redis.asyncio as aredis
 
 import rmq
 from rmq.kernel.core.callers import FEW
@@ -172,3 +174,39 @@ def test_a_client_is_used_in_one_event_loop_after_another(ours: Server, name: st
     assert asyncio.run(sends()) == ["stored"] * MANY
     assert time.monotonic() - began < coalescing.WAIT_S * MANY / 4
     asyncio.run(client.close())
+
+
+@pytest.mark.parametrize("command", ["CLIENT", "SUBSCRIBE"])
+def test_a_receive_ends_if_redis_py_loses_its_cancellation(
+    command: str, ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Python 3.12, `asyncio.wait_for` loses a cancellation at the moment of its result."""
+    inner, lost = aredis.Connection.send_packed_command, []
+
+    async def losing(self: Any, packed: Any, check_health: bool = True) -> None:
+        await inner(self, packed, check_health)
+        if command in str(packed) and armed and not lost:
+            lost.append(command)
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(aredis.Connection, "send_packed_command", losing)
+    armed = False
+
+    async def scene() -> None:
+        nonlocal armed
+        async with rmq.AsyncClient(ours.url) as client:
+            topic = client.topic(name)
+            await topic.open()
+            armed = True
+            if command == "CLIENT":
+                await client._transport._current_pool().close()  # type: ignore[union-attr]
+            async with topic.consumer() as consumer:
+                receiving = asyncio.create_task(consumer.receive(wait=None))
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(receiving, 10)
+
+    asyncio.run(scene())
+
+    assert lost

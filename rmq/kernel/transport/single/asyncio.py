@@ -27,6 +27,7 @@ from rmq.kernel.transport.connections.operations import (
     Subscribe,
     Unsubscribe,
 )
+from rmq.kernel.transport.connections.pool import cancel_requests, raise_lost_cancel
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import CoalescingTasks
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Park, Sleep, Step
@@ -168,7 +169,12 @@ class AsyncTransport(AsyncDriver):
                 await asyncio.to_thread(self._connector.restart_embedded)
             return None
         if isinstance(operation, Subscribe):
-            return await self._subscribed(operation)
+            cancels = cancel_requests()
+            subscribed = await self._subscribed(operation)
+            if cancel_requests() > cancels:
+                await self._disconnect(subscribed.connection)
+            raise_lost_cancel(cancels)
+            return subscribed
         if isinstance(operation, Unsubscribe):
             return await self.unsubscribe(operation.subscription)
         assert isinstance(operation, SendWords)
