@@ -2,7 +2,7 @@
 
 In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the stored
 records that `rmq.Query` reads. Reading records directly avoids creating an object for each message.
-`SharedData` publishes data, and has lists that expire and sets, for replies and broadcasts.
+`SharedData` publishes data, and has values, lists that expire and sets, for replies and broadcasts.
 
     import rmq
     from rmq.connectors import value_of

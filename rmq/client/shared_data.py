@@ -1,4 +1,4 @@
-"""Small data that programs share next to topics: published data, lists that expire, and sets.
+"""Small data that programs share next to topics: published data, values, lists and sets.
 
 A connector needs them for replies and broadcasts, which are no messages of a topic. `make fmt`
 writes the blocking classes from this module.
@@ -195,6 +195,24 @@ class AsyncSharedData:
         made = AsyncSharedSubscription(self._client, self._namespace)
         made.add(*channels)
         return made
+
+    async def put(self, name: str, value: bytes, *, expires: Duration | None = None) -> None:
+        """Store a value. It replaces an earlier value of this name.
+
+        Args:
+            name: Name of the value.
+            value: The value.
+            expires: Time from now after which the value is deleted, in seconds or as a timedelta.
+                None keeps the value until it is replaced.
+        """
+        key = self._key("value", name)
+        ms = () if expires is None else ("PX", duration_ms(expires, "expires", low_ms=1))
+        await self._raw("put", "SET", key, value, *ms)
+
+    async def get(self, name: str) -> bytes | None:
+        """Return a value, or None if the value is missing or has expired."""
+        found = await self._raw("get", "GET", self._key("value", name))
+        return None if found is None else bytes(found)
 
     async def push(self, name: str, *values: bytes, expires: Duration) -> int:
         """Append values to a list. Return the length of the list.

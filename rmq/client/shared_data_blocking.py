@@ -101,6 +101,24 @@ class SharedData:
         made.add(*channels)
         return made
 
+    def put(self, name: str, value: bytes, *, expires: Duration | None = None) -> None:
+        """Store a value. It replaces an earlier value of this name.
+
+        Args:
+            name: Name of the value.
+            value: The value.
+            expires: Time from now after which the value is deleted, in seconds or as a timedelta.
+                None keeps the value until it is replaced.
+        """
+        key = self._key("value", name)
+        ms = () if expires is None else ("PX", duration_ms(expires, "expires", low_ms=1))
+        self._raw("put", "SET", key, value, *ms)
+
+    def get(self, name: str) -> bytes | None:
+        """Return a value, or None if the value is missing or has expired."""
+        found = self._raw("get", "GET", self._key("value", name))
+        return None if found is None else bytes(found)
+
     def push(self, name: str, *values: bytes, expires: Duration) -> int:
         """Append values to a list. Return the length of the list.
 

@@ -58,6 +58,18 @@ def test_each_push_sets_the_time_at_which_a_list_is_deleted(api, name, raw):
 
 
 @both_clients
+def test_a_value_is_replaced_and_may_expire(api, name, raw):
+    data = shared(api, name)
+    assert data.get("result") is None
+
+    data.put("result", b"1", expires=60)
+    assert data.get("result") == b"1"
+    assert 50_000 < raw.pttl(f"rmq:shared:{name}:value:result") <= 60_000
+    data.put("result", b"")
+    assert (data.get("result"), raw.ttl(f"rmq:shared:{name}:value:result")) == (b"", -1)
+
+
+@both_clients
 def test_a_set_has_each_member_once_and_may_expire(api, name, raw):
     data = shared(api, name)
     data.add("queues", b"a")

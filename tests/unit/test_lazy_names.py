@@ -55,3 +55,10 @@ def test_import_rmq_and_the_help_of_the_command_line_import_no_redis():
         "rmq.worker",
         "rmq.features.topic_admin.cli.topics",
     }
+
+
+def test_import_rmq_imports_no_framework_that_has_an_adapter():
+    shown = modules_after("from rmq import *\nimport rmq.cli.commands, rmq.server, rmq.connectors")
+
+    assert "rmq.worker" in shown
+    assert not shown & {"celery", "kombu", "django", "django_tasks", "taskiq", "rmq.integrations"}

@@ -64,7 +64,8 @@ FILES = sorted(
 # 1 file.
 # Dedup keys of Django's tasks, and workers in several processes: 81 lines and 1 file.
 # Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 7 lines.
-LIMITS = {"lines": 53_617, "files": 488, "private": 78}
+# taskiq on RMQ: 465 lines and 6 files; values of shared data, lost cancellations of redis-py.
+LIMITS = {"lines": 54_101, "files": 494, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

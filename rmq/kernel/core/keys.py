@@ -269,12 +269,12 @@ def server_secret_key(prefix: str) -> bytes:
 
 
 def shared_key(prefix: str, namespace: str, kind: str, name: str) -> bytes:
-    """Return the key of a list or set of shared data, or the name of a channel.
+    """Return the key of a value, list or set of shared data, or the name of a channel.
 
     Args:
         prefix: First part of every key.
         namespace: Namespace of the shared data.
-        kind: "list", "set" or "channel".
+        kind: "value", "list", "set" or "channel".
         name: Name that the caller has chosen. It may have any characters.
     """
     return f"{prefix}:shared:{namespace}:{kind}:{name}".encode()

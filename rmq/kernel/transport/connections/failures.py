@@ -5,6 +5,10 @@ They say whether a command was sent, and whether to retry at once.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
 import redis
 
 from rmq.kernel.transport.errors import code_of
@@ -52,3 +56,16 @@ def as_stale(error: BaseException) -> BaseException:
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
     return StaleConnection(str(error) or type(error).__name__)
+
+
+@contextlib.contextmanager
+def keep_cancellation() -> Iterator[None]:
+    """Raise CancelledError after a block if redis-py has lost a cancellation in the block.
+
+    redis-py sends by `asyncio.wait_for`, which may lose a cancellation before Python 3.12.
+    """
+    task = asyncio.current_task()
+    cancels = 0 if task is None else task.cancelling()
+    yield
+    if task is not None and task.cancelling() > cancels:
+        raise asyncio.CancelledError

@@ -33,6 +33,7 @@ from rmq.kernel.transport.connections.failures import (
     as_not_connected,
     as_stale,
     is_not_master,
+    keep_cancellation,
 )
 from rmq.kernel.transport.errors import REDIS_ERRORS
 from rmq.kernel.transport.flow.coalescing import CoalescingTasks
@@ -363,24 +364,6 @@ def _disown_pools() -> None:
 process.call_in_child(_disown_pools)
 
 
-def cancel_requests() -> int:
-    """Return how often the cancellation of the current task was requested."""
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
-
-
-def raise_lost_cancel(cancels: int) -> None:
-    """Raise CancelledError if redis-py has lost a cancellation.
-
-    redis-py sends by `asyncio.wait_for`, which may lose a cancellation before Python 3.12.
-
-    Args:
-        cancels: Value of `cancel_requests` before the call of redis-py.
-    """
-    if cancel_requests() > cancels:
-        raise asyncio.CancelledError
-
-
 class AsyncPool(_PoolState):
     """Connections for the tasks of one event loop, used like `Pool`."""
 
@@ -416,10 +399,9 @@ class AsyncPool(_PoolState):
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or await self._answers(pooled):
                 return pooled
             await self._close([*self._remove_idle(pooled.epoch), pooled.connection])
-        cancels = cancel_requests()
         try:
-            await self._make(pooled).connect()
-            raise_lost_cancel(cancels)
+            with keep_cancellation():
+                await self._make(pooled).connect()
         except BaseException as error:
             await self.discard(pooled, with_idle=False)
             if not isinstance(error, REDIS_ERRORS):
@@ -528,12 +510,10 @@ class AsyncPool(_PoolState):
                     await connection.disconnect(nowait=True)
 
     async def _answers(self, pooled: PooledConnection) -> bool:
-        connection, cancels = pooled.connection, cancel_requests()
         try:
-            await connection.send_packed_command((_PING,), check_health=False)
-            reply = await connection.read_response(timeout=self._check_s)
-            raise_lost_cancel(cancels)
-            return reply is not None
+            with keep_cancellation():
+                await pooled.connection.send_packed_command((_PING,), check_health=False)
+            return await pooled.connection.read_response(timeout=self._check_s) is not None
         except REDIS_ERRORS:
             return False
         except BaseException:

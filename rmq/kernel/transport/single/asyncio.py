@@ -17,6 +17,7 @@ from redis.asyncio.retry import Retry
 from rmq.errors import RMQError
 from rmq.kernel.core.callers import Permits
 from rmq.kernel.transport.connections.connector import Connector
+from rmq.kernel.transport.connections.failures import keep_cancellation
 from rmq.kernel.transport.connections.operations import (
     Exchange,
     Operation,
@@ -27,7 +28,6 @@ from rmq.kernel.transport.connections.operations import (
     Subscribe,
     Unsubscribe,
 )
-from rmq.kernel.transport.connections.pool import cancel_requests, raise_lost_cancel
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import CoalescingTasks
 from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Park, Sleep, Step
@@ -169,12 +169,15 @@ class AsyncTransport(AsyncDriver):
                 await asyncio.to_thread(self._connector.restart_embedded)
             return None
         if isinstance(operation, Subscribe):
-            cancels = cancel_requests()
-            subscribed = await self._subscribed(operation)
-            if cancel_requests() > cancels:
-                await self._disconnect(subscribed.connection)
-            raise_lost_cancel(cancels)
-            return subscribed
+            subscribed = None
+            try:
+                with keep_cancellation():
+                    subscribed = await self._subscribed(operation)
+                return subscribed
+            except asyncio.CancelledError:
+                if subscribed is not None:
+                    await self._disconnect(subscribed.connection)
+                raise
         if isinstance(operation, Unsubscribe):
             return await self.unsubscribe(operation.subscription)
         assert isinstance(operation, SendWords)

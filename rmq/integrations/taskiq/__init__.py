@@ -1,0 +1,1 @@
+"""The broker and the result backend of taskiq."""

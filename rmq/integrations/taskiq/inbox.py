@@ -1,0 +1,245 @@
+"""Receive the tasks of a topic, renew their leases, and settle them.
+
+The receiver of taskiq calls only the ack of a task. So the inbox observes the asyncio task in which
+a task runs, to learn that a task has ended without its ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from taskiq import TaskiqMessage
+from taskiq.abc.broker import AsyncBroker
+from taskiq.exceptions import TaskRejectedError
+
+import rmq
+from rmq.errors import LeaseLost, RMQError, StorageError, TopicVanished
+
+log = logging.getLogger("rmq.taskiq")
+
+RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
+RETRY_S = 1.0  # pause while Redis cannot be reached
+QUICK_S = 0.1  # if the receiver uses up a batch in this time, the next batch is larger
+STALE_S = 0.5  # time after which other workers get the messages that the receiver has not asked for
+FIELDS = {"task_id": "", "labels": {}, "args": [], "kwargs": {}}  # that a task's message may lack
+UNKNOWN = "this worker has no task {!r}: import its module, or correct its name"
+
+
+class RunningTask:
+    """A task that the receiver of taskiq has, until it is settled.
+
+    Attributes:
+        delivery: Delivery of its message.
+        data: Bytes for the formatter of the broker.
+        task_id: Id of taskiq.
+        error: Exception of the task.
+        is_acked: Whether taskiq has acked it. Redis may not have confirmed this yet.
+    """
+
+    def __init__(
+        self, inbox: Inbox, delivery: rmq.AsyncDelivery, data: bytes, task_id: str
+    ) -> None:
+        self._inbox = inbox
+        self.delivery, self.data, self.task_id = delivery, data, task_id
+        self.error: BaseException | None = None
+        self.is_acked = False
+
+    async def ack(self) -> None:
+        """Settle the message, for taskiq.
+
+        If Redis cannot be reached, the inbox repeats this later.
+
+        Raises:
+            LeaseLost: The lease is gone, so another worker may run the task.
+        """
+        self.is_acked = True
+        await self._inbox.settle(self)
+
+    def begin(self) -> None:
+        """Note that the current asyncio task runs this task.
+
+        Raises:
+            LeaseLost: The lease is gone, so the task must not begin.
+        """
+        current = asyncio.current_task()
+        assert current is not None
+        current.add_done_callback(lambda ended: self._inbox.note_end(self, ended))
+        if self.delivery.lost:
+            raise LeaseLost(f"the lease of {self.delivery.id} ended before the task has begun")
+
+
+class Inbox:
+    """The tasks of one call of `Broker.listen`.
+
+    Args:
+        broker: Broker, which knows the tasks and their format.
+        open_topic: Function that opens the topic.
+        prefetch: Largest number of messages that wait here for the receiver.
+        keep_failed: Whether a task that raised an exception becomes a dead letter. A task that was
+            rejected always does.
+    """
+
+    def __init__(
+        self,
+        broker: AsyncBroker,
+        open_topic: Callable[[], Awaitable[rmq.AsyncTopic]],
+        prefetch: int,
+        keep_failed: bool,
+    ) -> None:
+        self._broker, self._open_topic = broker, open_topic
+        self._prefetch, self._keep_failed = prefetch, keep_failed
+        self._buffer: deque[rmq.AsyncDelivery] = deque()
+        self._running: set[RunningTask] = set()
+        self._consumer: rmq.AsyncConsumer | None = None
+        self._renew_s = 0.0
+        self._batch, self._filled_at = 1, 0.0
+        self._background: set[asyncio.Task[None]] = set()
+
+    # --- receive --------------------------------------------------------------------------------
+
+    async def next(self) -> RunningTask:
+        """Wait for the next task that this worker can run."""
+        while True:
+            while not self._buffer:
+                await self._fill()
+            delivery = self._buffer.popleft()
+            if delivery.lost:
+                continue
+            try:
+                data, message = self._read(delivery)
+            except Exception as error:  # whatever the formatter raises
+                log.warning("%s is no task of taskiq: %s", delivery.id, error)
+                await self._end(delivery.reject(error))
+                continue
+            if self._broker.find_task(message.task_name) is None:
+                log.warning(UNKNOWN.format(message.task_name))
+                await self._end(delivery.nack(error=UNKNOWN.format(message.task_name)))
+                continue
+            task = RunningTask(self, delivery, data, message.task_id)
+            self._running.add(task)
+            return task
+
+    def _read(self, delivery: rmq.AsyncDelivery) -> tuple[bytes, TaskiqMessage]:
+        """Return the bytes for the receiver, and what the receiver will read in them."""
+        data = self._data_of(delivery)
+        message = self._broker.formatter.loads(data)
+        message.parse_labels()
+        return data, message
+
+    def _data_of(self, delivery: rmq.AsyncDelivery) -> bytes:
+        body = delivery.body
+        if isinstance(body, bytes):
+            return body
+        if isinstance(body, dict) and "task_name" in body and not FIELDS.keys() <= body.keys():
+            # From a schedule or a program without taskiq.
+            given = {**FIELDS, "task_id": str(delivery.id), **body}
+            return self._broker.formatter.dumps(TaskiqMessage(**given)).message
+        return json.dumps(body).encode()
+
+    async def _fill(self) -> None:
+        """Receive messages: more than before if the receiver has used up the last batch quickly."""
+        clock = asyncio.get_running_loop().time
+        is_quick = clock() - self._filled_at < QUICK_S
+        self._batch = min(2 * self._batch, self._prefetch) if is_quick else 1
+        try:
+            if self._consumer is None:
+                await self._open()
+            assert self._consumer is not None
+            self._buffer.extend(await self._consumer.receive(self._batch, wait=None))
+        except StorageError as error:
+            log.warning("cannot receive tasks, and try again: %s", error)
+            await asyncio.sleep(RETRY_S)
+        except TopicVanished:
+            self._consumer = None  # deleted, or Redis was flushed
+        self._filled_at = clock()
+        asyncio.get_running_loop().call_later(STALE_S, self._check_buffer, self._filled_at)
+
+    async def _open(self) -> None:
+        topic = await self._open_topic()
+        self._consumer = topic.consumer()
+        if not self._renew_s:
+            self._renew_s = topic.settings.lease_ms / 1000 / RENEW_PARTS
+            self._start(self._renew())
+
+    def _check_buffer(self, filled_at: float) -> None:
+        """Give messages back if the receiver is busy: other workers may be free."""
+        if self._buffer and self._filled_at == filled_at:
+            self._start(self.give_back())
+
+    async def give_back(self) -> None:
+        """Release the messages that the receiver has not asked for."""
+        deliveries = [each for each in self._buffer if not each.is_settled]
+        self._buffer.clear()
+        if deliveries and self._consumer is not None:
+            await self._end(self._consumer.release(deliveries))
+
+    # --- run ------------------------------------------------------------------------------------
+
+    async def settle(self, task: RunningTask) -> None:
+        """Settle a task that taskiq has acked."""
+        try:
+            is_kept = self._keep_failed or isinstance(task.error, TaskRejectedError)
+            if task.error is not None and is_kept:
+                await task.delivery.reject(task.error)
+            else:
+                await task.delivery.ack()
+        except StorageError as error:
+            log.warning("the ack of %s is repeated later: %s", task.delivery.id, error)
+            return
+        except RMQError:
+            self._running.discard(task)
+            raise
+        self._running.discard(task)
+
+    def note_end(self, task: RunningTask, ended: asyncio.Task[Any]) -> None:
+        """Note that a task has ended, perhaps without an ack."""
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            trace = None if isinstance(error, RMQError) else error
+            log.error("task %s: %s", task.task_id, error, exc_info=trace)
+        if task.is_acked or ended.cancelled():
+            return
+        # An ack is possible until the lease expires, for tasks that are acked by hand.
+        self._running.discard(task)
+        failure = task.error or error
+        if failure is not None and not task.delivery.is_settled:
+            self._start(self._end(task.delivery.nack(error=failure)))
+
+    async def _renew(self) -> None:
+        """Renew all leases, and repeat acks that Redis has not confirmed."""
+        while True:
+            await asyncio.sleep(self._renew_s)
+            for task in [each for each in self._running if each.is_acked]:
+                await self._end(self.settle(task))
+            deliveries = [*self._buffer, *(task.delivery for task in self._running)]
+            deliveries = [each for each in deliveries if not each.is_settled]
+            if deliveries and self._consumer is not None:
+                for lost in await self._end(self._consumer.extend(deliveries)) or ():
+                    log.warning("the lease of %s has ended, so it may run again", lost.id)
+
+    async def _end(self, call: Awaitable[Any]) -> Any:
+        """Await a call. Log its error: the lease then expires, and the message comes back."""
+        try:
+            return await call
+        except RMQError as error:
+            log.warning("%s", error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        made = asyncio.get_running_loop().create_task(work)
+        self._background.add(made)
+        made.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Give back all tasks that are not settled."""
+        for each in list(self._background):
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await each
+        if self._consumer is not None:
+            await self._end(self._consumer.close())

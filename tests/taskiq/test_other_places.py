@@ -1,0 +1,46 @@
+"""Broker and result backend on a Redis Cluster and behind Sentinel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clusters import Cluster
+from tests.conftest import any_binary
+from tests.patience import wait_for
+from tests.sentinels import Sentinels
+from tests.taskiq import shop
+from tests.taskiq.workers import Workers
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["cluster", "sentinel"])
+def place(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a Cluster, then of sentinels."""
+    kinds = {
+        "cluster": lambda: Cluster(any_binary(), is_calm=True),
+        "sentinel": lambda: Sentinels(any_binary()),
+    }
+    made = kinds[request.param]()
+    yield made.url if isinstance(made.url, str) else made.url()
+    made.stop()
+
+
+async def test_tasks_of_a_killed_worker_come_back_and_results_are_read(place, server, name):
+    """taskiq-redis#130: its stream broker for Cluster never recovers what is unacked."""
+    workers, broker = Workers(server.url, name, broker=place), shop.make(server.url, name, place)
+    try:
+        killed = workers.start()
+        await broker.find_task("work").kiq(1, 600)
+        results = [await broker.find_task("note").kiq(number) for number in range(10)]
+        values = [(await each.wait_result(0.05, timeout=60)).return_value for each in results]
+        assert values == list(range(10))
+        wait_for(lambda: workers.count("began", 1) == 1, "the task does not begin")
+        workers.kill(killed)
+        workers.start()
+        wait_for(lambda: workers.count("began", 1) == 2, "the task is lost")
+    finally:
+        await broker.shutdown()
+        workers.stop()
