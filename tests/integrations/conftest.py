@@ -91,7 +91,15 @@ def sync_thread(tasks: Any) -> Iterator[None]:
     SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+SERVERS = {
+    "postgresql": ("postgres", "django.db.backends.postgresql"),
+    "mariadb": ("mariadb", "django.db.backends.mysql"),
+}
+
+
+@pytest.fixture(
+    params=["sqlite", *(pytest.param(each, marks=pytest.mark.slow) for each in SERVERS)]
+)
 def shop_db(request: pytest.FixtureRequest, tasks: Any, tmp_path: Path) -> Iterator[str]:
     """A database with the tables of the project and of RMQ; what it is."""
     from django.core.management import call_command
@@ -101,10 +109,15 @@ def shop_db(request: pytest.FixtureRequest, tasks: Any, tmp_path: Path) -> Itera
         if request.param == "sqlite":
             changes: dict[str, Any] = {"NAME": str(tmp_path / "shop.db")}
         else:
-            database = stack.enter_context(fresh(request.getfixturevalue("postgres")))
+            if request.param == "mariadb":
+                import pymysql
+
+                pymysql.install_as_MySQLdb()
+            fixture, engine = SERVERS[request.param]
+            database = stack.enter_context(fresh(request.getfixturevalue(fixture)))
             url = sa.make_url(database.url())
             changes = {
-                "ENGINE": "django.db.backends.postgresql", "NAME": url.database, "OPTIONS": {},
+                "ENGINE": engine, "NAME": url.database, "OPTIONS": {},
                 "USER": url.username, "PASSWORD": url.password or "", "HOST": url.host,
                 "PORT": url.port,
             }  # fmt: skip

@@ -23,6 +23,8 @@ from tests.server.hosting import served, served_wsgi
 from tests.server.running import dead
 from tests.servers import Server
 
+pytestmark = pytest.mark.parametrize("shop_db", ["sqlite"], indirect=True)
+
 ROOT = "/admin/rmq"
 PASSWORD = "of the tests"
 USERS = {"carl": {}, "ann": {"is_staff": True}, "root": {"is_superuser": True}}

@@ -311,10 +311,11 @@ def test_without_the_outbox_an_order_or_a_task_is_alone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_ten_thousand_orders_and_their_tasks(backend: Any, tasks: Any) -> None:
+def test_many_orders_and_their_tasks(backend: Any, tasks: Any) -> None:
+    count = int(os.environ.get("RMQ_TEST_ORDERS") or 1000)  # 10 000 take 4 to 11 minutes
     seed = random.randrange(1 << 30)
-    numbers, sent = orders_and_tasks(backend, tasks, 10_000, seed, each=9)
+    numbers, sent = orders_and_tasks(backend, tasks, count, seed, each=9)
 
-    print(f"seed {seed}: {len(numbers)} of 10000 transactions committed")
-    assert 7000 < len(numbers) < 9900
+    print(f"seed {seed}: {len(numbers)} of {count} transactions committed")
+    assert 0.7 * count < len(numbers) < 0.99 * count
     assert sent == Counter(numbers)

@@ -65,7 +65,8 @@ FILES = sorted(
 # Dedup keys of Django's tasks, and workers in several processes: 81 lines and 1 file.
 # Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 7 lines.
 # taskiq on RMQ: 465 lines and 6 files; values of shared data, lost cancellations of redis-py.
-LIMITS = {"lines": 54_101, "files": 494, "private": 78}
+# The outbox of Django on MariaDB: 2 lines.
+LIMITS = {"lines": 54_103, "files": 494, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

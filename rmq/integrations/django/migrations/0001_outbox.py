@@ -23,7 +23,9 @@ class CreateTables(migrations.operations.base.Operation):
         connection = schema_editor.connection
         if not router.allow_migrate(connection.alias, app_label):
             return
-        dialect = sa.make_url(f"{connection.vendor}://").get_dialect()()
+        is_mariadb = connection.vendor == "mysql" and connection.mysql_is_mariadb
+        name = "mariadb" if is_mariadb else connection.vendor  # the name of SQLAlchemy's dialect
+        dialect = sa.make_url(f"{name}://").get_dialect()()
         is_shown = schema_editor.collect_sql  # sqlmigrate, which changes nothing
         existing = [] if is_shown else connection.introspection.table_names()
         for table in metadata.sorted_tables:
