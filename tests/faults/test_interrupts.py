@@ -299,15 +299,20 @@ def lost_in(watched: Watched, verb: str, of_all: int) -> Iterator[tuple[int, dic
 VERBS = ("send", "send_on_a_new_connection", "send_shared", "ack", "receive")
 
 
+def seconds_of_a_call(watched: Watched) -> float:
+    """Send and receive. Where something was lost, each call waits, on a busy machine too."""
+    began = time.monotonic()
+    watched.topic.send("last")
+    assert watched.consumer.receive(1)
+    return time.monotonic() - began
+
+
 def check_nothing_is_lost(ours: Server, name: str, verb: str, of_all: int) -> None:
     watched = Watched(ours.url, name)
 
     assert list(lost_in(watched, verb, of_all)) == []
 
-    began = time.monotonic()
-    watched.topic.send("last")
-    assert watched.consumer.receive(1)
-    assert time.monotonic() - began < coalescing.WAIT_S
+    assert min(seconds_of_a_call(watched) for _ in range(5)) < coalescing.WAIT_S
     watched.consumer.close()
     watched.client.close()
 
