@@ -99,7 +99,8 @@ class ConsoleView:
             # A stream would occupy a thread of the server. The browser then fetches the page.
             return HttpResponse("live pages are fetched here", status=406)
         scope = _scope_of(request, rest) | {_PRINCIPAL: found, _IS_FIRST: True}
-        return _Answer(self.app, scope, request.body).response(isinstance(request, ASGIRequest))
+        answer = _Answer(self.app, scope, request.body)
+        return answer.response(isinstance(request, ASGIRequest), is_stream)
 
     def _principal(self, user: Any) -> Principal | None:
         role = self._role(user)
@@ -156,6 +157,7 @@ class _Answer:
 
     def __init__(self, app: ConsoleApp, scope: dict[str, Any], body: bytes) -> None:
         self._request = [{"type": "http.request", "body": body}]
+        self._may_end = False
         self._messages: asyncio.Queue[Any] = asyncio.Queue(1)
         self._loop = _event_loop()
         self._running = asyncio.run_coroutine_threadsafe(self._run(app, scope), self._loop)
@@ -181,18 +183,31 @@ class _Answer:
     def _next(self) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(self._messages.get(), self._loop)
 
+    def _checked(self, message: Any) -> dict[str, Any]:
+        """Return a message with all its fields. None means that the application has ended.
+
+        Raises:
+            ConnectionAbortedError: The answer is not complete, and the client must notice this. A
+                stream of events may end at any time: the browser opens it again.
+        """
+        if message is None and not self._may_end:
+            raise ConnectionAbortedError("the console has broken off its answer")
+        return {"body": b"", "more_body": False, **(message or {})}
+
     def close(self) -> None:
         """End a long answer. The client has gone, or has all of it."""
         self._running.cancel()
 
-    def response(self, is_async: bool) -> HttpResponseBase:
+    def response(self, is_async: bool, is_stream: bool) -> HttpResponseBase:
         """Return Django's response.
 
         Args:
             is_async: Whether an ASGI server reads the parts of a long answer.
+            is_stream: Whether the answer is a stream of events.
         """
-        start = _checked(self._next().result())
-        first = _checked(self._next().result())
+        start = self._checked(self._next().result())
+        self._may_end = is_stream
+        first = self._checked(self._next().result())
         response: HttpResponseBase
         if not first["more_body"]:
             response = HttpResponse(first["body"], status=start["status"])
@@ -211,14 +226,14 @@ class _Answer:
         """Return the parts of a long answer, for a thread."""
         yield message["body"]
         while message["more_body"]:
-            message = _checked(self._next().result())
+            message = self._checked(self._next().result())
             yield message["body"]
 
     async def parts_async(self, message: Any) -> AsyncIterator[bytes]:
         """Return the parts of a long answer, for a task."""
         yield message["body"]
         while message["more_body"]:
-            message = _checked(await asyncio.wrap_future(self._next()))
+            message = self._checked(await asyncio.wrap_future(self._next()))
             yield message["body"]
 
 
@@ -242,9 +257,3 @@ class _AsyncParts:
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._answer.parts_async(self._first)
-
-
-def _checked(message: Any) -> dict[str, Any]:
-    if message is None:  # the client must notice that the answer is not complete
-        raise ConnectionAbortedError("the console has broken off its answer")
-    return {"body": b"", "more_body": False, **message}
