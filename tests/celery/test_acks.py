@@ -31,30 +31,27 @@ def test_acks_that_come_while_others_are_sent_share_the_next_command() -> None:
         is_sent.wait(PATIENCE_S)
 
     sender = AckSender(send)
-    sender.add("0", limit=100)
+    sender.add("0")
     wait_for(lambda: calls)
     for tag in "1234":
-        sender.add(tag, limit=100)
+        sender.add(tag)
     is_sent.set()
     sender.close()
 
     assert calls == [["0"], ["1", "2", "3", "4"]]
 
 
-def test_half_of_the_prefetch_limit_and_the_close_wait_for_no_time(monkeypatch) -> None:
+def test_a_close_waits_for_no_time_and_sends_what_is_left(monkeypatch) -> None:
     monkeypatch.setattr(acks, "GATHER_S", 600.0)
     calls: list[list[str]] = []
     sender = AckSender(calls.append)
-    sender.add("0", limit=6)
+    sender.add("0")
     wait_for(lambda: calls)
-    for tag in "123":
-        sender.add(tag, limit=6)
-    wait_for(lambda: len(calls) == 2)
-    sender.add("4", limit=6)
+    sender.add("1")
     sender.close()
 
-    assert calls == [["0"], ["1", "2", "3"], ["4"]]
-    assert sender.add("5", limit=6) is False
+    assert calls == [["0"], ["1"]]
+    assert sender.add("2") is False
 
 
 @pytest.mark.parametrize("sends", [True, pytest.param(False, id="control: a close that forgets")])

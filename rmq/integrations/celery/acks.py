@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-GATHER_S = 0.005  # shortest time between two commands, unless half of the prefetch limit is acked
+GATHER_S = 0.005  # shortest time between two commands
 
 
 class AckSender:
@@ -20,16 +20,11 @@ class AckSender:
         self._send = send
         self._changed = threading.Condition()
         self._tags: list[str] = []
-        self._is_full = self._is_closed = False
+        self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def add(self, tag: str, limit: int) -> bool:
-        """Ack a message soon. Return False, and do nothing, if the sender is closed.
-
-        Args:
-            tag: Tag of the delivery.
-            limit: Prefetch limit. If half of it waits here, the acks are sent immediately.
-        """
+    def add(self, tag: str) -> bool:
+        """Ack a message soon. Return False, and do nothing, if the sender is closed."""
         with self._changed:
             if self._is_closed:
                 return False
@@ -38,8 +33,7 @@ class AckSender:
                 self._thread.daemon = True
                 self._thread.start()
             self._tags.append(tag)
-            self._is_full = 2 * len(self._tags) >= limit
-            if self._is_full or len(self._tags) == 1:
+            if len(self._tags) == 1:
                 self._changed.notify()
             return True
 
@@ -48,10 +42,8 @@ class AckSender:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._tags or self._is_closed)
-                self._changed.wait_for(
-                    lambda: self._is_full or self._is_closed, next_at - time.monotonic()
-                )
-                tags, self._tags, self._is_full = self._tags, [], False
+                self._changed.wait_for(lambda: self._is_closed, next_at - time.monotonic())
+                tags, self._tags = self._tags, []
             if not tags:
                 return  # closed
             next_at = time.monotonic() + GATHER_S

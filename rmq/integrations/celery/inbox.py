@@ -4,6 +4,9 @@ Each consumed queue has a thread that waits for its topic. A second thread waits
 and a third thread renews the leases. So no loop polls, and a pool that blocks the loop loses no
 lease. The threads put messages into an inbox. One byte on a socket wakes the loop, which reads the
 inbox.
+
+In a worker, a fourth thread sends acks, at least GATHER_S after the previous acks. A receive waits
+as long, unless half of the prefetch limit is free. So one command is for many messages.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import rmq
 from rmq.connectors import SharedData, SharedSubscription
 from rmq.errors import RMQError, StorageError, TopicVanished
-from rmq.integrations.celery.acks import AckSender
+from rmq.integrations.celery.acks import GATHER_S, AckSender
 
 log = logging.getLogger("rmq.celery")
 
@@ -66,12 +69,18 @@ class Source:
     consumer: rmq.Consumer | None = None
 
 
-class Unsettled(NamedTuple):
-    """A delivery that is not settled yet."""
+@dataclass(eq=False, slots=True)
+class Unsettled:
+    """A delivery that is not settled yet.
+
+    Attributes:
+        counts: Whether it counts for the prefetch limit. An ack that is not sent yet does not.
+    """
 
     consumer: rmq.Consumer
     delivery: rmq.Delivery
     channel: Any
+    counts: bool = True
 
 
 class Arrival(NamedTuple):
@@ -259,11 +268,19 @@ class Inbox:
     def _wait_for_room(self, source: Source) -> int:
         """Wait until the channel takes messages. Return their number, or 0 at the end."""
         with self._changed:
+            gathers = self._gathers_acks
             while not self._closing.is_set():
                 if source.is_active and (room := self._room(source.channel)) > 0:
-                    return room
-                self._changed.wait(LISTEN_S)
+                    if not gathers or _is_half(room, source.channel.qos):
+                        return room
+                    gathers = False
+                    self._changed.wait_for(lambda: self._is_half_free(source), GATHER_S)
+                else:
+                    self._changed.wait(LISTEN_S)
             return 0
+
+    def _is_half_free(self, source: Source) -> bool:
+        return _is_half(self._room(source.channel), source.channel.qos) or self._closing.is_set()
 
     def _room(self, channel: Any) -> int:
         qos = channel.qos
@@ -349,8 +366,14 @@ class Inbox:
         held = self._held.get(tag)
         if held is None or self._pid != os.getpid() or not self._gathers_acks:
             self.settle("ack", [tag])
-        elif not self._acks.add(tag, held.channel.qos.prefetch_count or UNLIMITED):
+        elif not self._acks.add(tag):
             self.settle("ack", [tag])  # the connection is being closed
+        else:
+            with self._changed:
+                self._uncount(held)
+                room = self._room(held.channel)
+                if room == 1 or _is_half(room, held.channel.qos):  # not for each ack
+                    self._changed.notify_all()
 
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
         """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
@@ -394,8 +417,13 @@ class Inbox:
             for tag in tags:
                 held = self._held.pop(tag, None)
                 if held is not None:
-                    self._counts[held.channel] -= 1
+                    self._uncount(held)
             self._changed.notify_all()
+
+    def _uncount(self, held: Unsettled) -> None:
+        if held.counts:
+            held.counts = False
+            self._counts[held.channel] -= 1
 
     def _repeat_settlements(self) -> None:
         unsettled, self._unsettled = self._unsettled, []
@@ -422,6 +450,11 @@ class Inbox:
                 thread.join(JOIN_S)
         self._doorbell.close()
         self._ringer.close()
+
+
+def _is_half(room: int, qos: Any) -> bool:
+    """Return whether half of the prefetch limit is free, or Celery counts in its own way."""
+    return _counts_alone(qos) or 2 * room >= (qos.prefetch_count or UNLIMITED)
 
 
 def _counts_alone(qos: Any) -> bool:
