@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.celery import etas
 from tests.patience import PATIENCE_S, wait_for
 
 POOLS = [
@@ -53,24 +54,20 @@ def test_a_task_of_three_leases_runs_once(workers, pool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
-def test_tasks_with_an_eta_run_once_and_never_early_while_a_worker_is_killed(workers, pool):
-    first = workers.start(*pool, lease=2.0)
-    workers.start(*pool, lease=2.0)
-    tasks, began = workers.app.tasks, time.time()
-    for number in range(20):
-        tasks["shop.note"].apply_async((number, began + 3 + number / 10), countdown=3 + number / 10)
-    tasks["shop.work"].delay(100, 1.0)
-    time.sleep(4.0)
-    workers.kill(first)
-    wait_for(lambda: len({n[1] for n in workers.notes() if n[0] == "ran"}) == 20, "tasks are lost")
-    wait_for(lambda: workers.count("ended", 100) >= 1, "the other task is lost")
-    time.sleep(3.0)
+def test_tasks_with_an_eta_run_once_and_never_early_while_a_worker_is_killed(
+    own_server, tmp_path, pool
+):
+    (runs := tmp_path / "runs").touch()
+    broker = own_server.url.replace("redis", "rmq", 1)
+    words = [broker, "--count", "300", "--over", "3", "--wait", "5", "--kill", "--options", *pool]
 
-    ran = [note for note in workers.notes() if note[0] == "ran"]
-    assert [note for note in ran if float(note[3]) < float(note[2])] == []
-    # A task that began in the killed worker before its ack runs again.
-    assert len(ran) <= 20 + 2
-    assert workers.count("began", 100) <= 2
+    assert etas.measure(etas.parse(words), str(runs)) == ([], [], [])
+
+
+def test_tasks_that_are_lost_early_or_doubled_are_found():
+    runs = [etas.Run(0, 5.0, 5.1, 1), etas.Run(1, 5.0, 4.9, 1), etas.Run(0, 5.0, 6.0, 2)]
+
+    assert etas.judge(runs, 3) == ([2], [runs[1]], [0])
 
 
 @pytest.mark.slow
