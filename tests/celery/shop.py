@@ -38,11 +38,11 @@ def make(url: str, name: str, lease: float = 30.0, broker: str = "") -> Celery:
         with connect() as raw:
             raw.rpush(f"{name}:notes", " ".join(map(str, (*words, time.time(), os.getpid()))))
 
-    @app.task(name="shop.note")
+    @app.task(name="shop.note", shared=False)
     def at(number: int, due: float = 0.0) -> None:
         note("ran", number, due)
 
-    @app.task(name="shop.work", acks_late=True)
+    @app.task(name="shop.work", shared=False, acks_late=True)
     def work(number: int, seconds: float) -> None:
         with connect() as raw:
             is_first = raw.incr(f"{name}:runs:{number}") == 1
@@ -50,7 +50,7 @@ def make(url: str, name: str, lease: float = 30.0, broker: str = "") -> Celery:
         time.sleep(seconds if is_first else 0)
         note("ended", number)
 
-    @app.task(name="shop.again", bind=True, max_retries=3)
+    @app.task(name="shop.again", shared=False, bind=True, max_retries=3)
     def again(self: Any, number: int) -> None:
         note("ran", number, self.request.retries)
         if self.request.retries < 2:

@@ -113,6 +113,34 @@ def test_workers_find_each_other_and_obey(workers):
 
 
 @pytest.mark.slow
+def test_a_worker_obeys_remote_control(workers):
+    workers.start("-P", "prefork", "-c", "1")
+    app = workers.app
+    control, inspect = app.control, app.control.inspect(timeout=PATIENCE_S, limit=1)
+    task = app.tasks["shop.work"].delay(1, 600)
+    wait_for(lambda: workers.count("began", 1) == 1, "the task does not begin", PATIENCE_S)
+    app.tasks["shop.note"].delay(2)
+    control.revoke(app.tasks["shop.note"].apply_async((3,), countdown=2).id)
+
+    (worker,) = inspect.ping()
+    ((active,),) = inspect.active().values()
+    assert (active["id"], active["args"]) == (task.id, [1, 600])
+    (stats,) = inspect.stats().values()
+    assert (stats["broker"]["transport"], stats["pool"]["max-concurrency"]) == ("rmq", 1)
+    limited = control.rate_limit("shop.note", "100/m", reply=True, timeout=PATIENCE_S, limit=1)
+    assert limited == [{worker: {"ok": "new rate limit set successfully"}}]
+    grown = control.pool_grow(1, reply=True, timeout=PATIENCE_S, limit=1)
+    assert grown == [{worker: {"ok": "pool will grow"}}]
+    wait_for(lambda: workers.count("ran", 2) == 1, "the pool does not grow", PATIENCE_S)
+    control.revoke(task.id, terminate=True, signal="SIGKILL")
+    wait_for(lambda: inspect.active() == {worker: []}, "the task is not killed", PATIENCE_S)
+    app.tasks["shop.note"].apply_async((4,), countdown=2)
+    wait_for(lambda: workers.count("ran", 4) == 1, "a later task does not run", PATIENCE_S)
+
+    assert (workers.count("ran", 3), workers.count("ended", 1)) == (0, 0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_restart_of_redis_loses_no_task(own_server, name, pool):
     from tests.celery.workers import Workers

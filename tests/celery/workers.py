@@ -24,18 +24,20 @@ class Workers:
         self.app = shop.make(url, name, broker=self.broker)
         self._processes: list[subprocess.Popen[bytes]] = []
 
+    def environ(self, lease: float = 30.0) -> dict[str, str]:
+        """Return the environment of processes that have the app."""
+        own = {"SHOP_URL": self.url, "SHOP_NAME": self.name, "SHOP_BROKER": self.broker}
+        return {**os.environ, **own, "SHOP_LEASE": str(lease), "C_FORCE_ROOT": "1"}
+
     def start(self, *options: str, lease: float = 30.0) -> subprocess.Popen[bytes]:
         """Start a worker, and wait until it consumes."""
         number = len(self._processes)
-        environ = {**os.environ, "SHOP_URL": self.url, "SHOP_NAME": self.name}
-        environ["SHOP_BROKER"] = self.broker
-        environ |= {"SHOP_LEASE": str(lease), "C_FORCE_ROOT": "1"}
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "celery", "-A", "tests.celery.shop", "worker",
                 "-n", f"w{number}@{self.name}", "-l", "WARNING", *options,
             ],
-            env=environ, start_new_session=True,
+            env=self.environ(lease), start_new_session=True,
         )  # fmt: skip
         self._processes.append(process)
         wait_for(lambda: self.raw.exists(f"{self.name}:ready:{process.pid}"), "no worker")
