@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kombu.asynchronous.hub import Hub
 
+import rmq
 from rmq.integrations.celery import acks
 from rmq.integrations.celery.acks import AckSender
 from tests.celery.test_transport import Inbox, counts, publish
@@ -76,6 +77,32 @@ def test_a_closed_connection_has_sent_its_acks(connect, name, hub, sends, monkey
     assert (found["settled"], found["priority"] + found["retries"]) == ((4, 0) if sends else (1, 3))
     if not sends:
         close(sender)  # ends its thread
+
+
+@pytest.mark.parametrize("skips", [True, pytest.param(False, id="control: no look at the lease")])
+def test_a_lost_lease_does_not_stop_the_acks_of_other_messages(
+    connect, name, hub, skips, monkeypatch, caplog
+) -> None:
+    connection, other = connect(), connect()
+    for number in range(3):
+        publish(other, number)
+    connection.register_with_event_loop(hub)
+    inbox = Inbox(connection, "q", ack=False)
+    inbox.wait(3)
+    sent = connection.transport.inbox
+    receipt = inbox.messages[1].delivery_tag
+    with other.transport.topic("q").consumer() as thief:
+        assert thief.ack_receipts([receipt]) == []
+    for held in list(sent._held.values())[:1]:
+        sent._extend(held.consumer)  # the renewal notices that the lease of one is gone
+    if not skips:
+        monkeypatch.setattr(rmq.Delivery, "is_settled", False)
+    for message in inbox.messages:
+        message.ack()
+    wait_for(lambda: not sent._held, "the acks are not sent")
+
+    assert counts(other, name)["in_flight"] == (0 if skips else 2)
+    assert ("had ended before its ack" in caplog.text) == skips
 
 
 def test_a_hundred_messages_need_few_commands_to_be_acked(connect, name, hub, raw) -> None:

@@ -60,13 +60,13 @@ FILES = sorted(
 # Django's transactions include tasks: 265 lines and 4 files, and 55 of the lines are for everybody.
 # Celery and kombu on RMQ: 759 lines and 6 files.
 # The console in Django's URLs: 169 lines and 2 files.
-# Acks of Celery's workers that are sent together, and short sends of typed messages: 89 lines and
+# Acks of Celery's workers that are sent together, and short sends of typed messages: 91 lines and
 # 1 file.
 # Dedup keys of Django's tasks, and workers in several processes: 81 lines and 1 file.
 # Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 7 lines.
 # taskiq on RMQ: 465 lines and 6 files; values of shared data, lost cancellations of redis-py.
 # The outbox of Django on MariaDB: 2 lines.
-LIMITS = {"lines": 54_124, "files": 494, "private": 78}
+LIMITS = {"lines": 54_126, "files": 494, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -397,6 +397,9 @@ class Inbox:
     def _settle(self, verb: Verb, consumer: rmq.Consumer, part: dict[str, Unsettled]) -> None:
         deliveries = [held.delivery for held in part.values()]
         with self._renewing[consumer]:
+            # A renewal may have lost some. The consumer would refuse them together with all others.
+            settled = [delivery for delivery in deliveries if delivery.is_settled]
+            deliveries = [delivery for delivery in deliveries if delivery not in settled]
             if verb == "ack":
                 lost = consumer.ack(deliveries)
             elif verb == "reject":
@@ -405,7 +408,7 @@ class Inbox:
                 lost = consumer.nack(deliveries, delay=REQUEUE_S, error=REQUEUED)
             else:
                 lost = consumer.release(deliveries)
-        for delivery in lost:
+        for delivery in (*lost, *(each for each in settled if each.lost)):
             log.warning(
                 "%s: the lease of %s had ended before its %s, so it may run again",
                 delivery.topic, delivery.id, verb,
