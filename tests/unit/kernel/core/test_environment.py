@@ -7,7 +7,9 @@ from rmq.kernel.core.environment import variable
 
 ROOT = Path(__file__).parents[4]
 # The supervisor writes RMQ_PROCESS_NUMBER itself; RMQ_DEBUG is compared with one value.
-WRITTEN_BY_RMQ = {"rmq/features/workers/reporter.py", "rmq/cli_framework/app.py"}
+WRITTEN_BY_RMQ = {
+    "rmq/features/workers/reporter.py", "rmq/cli_framework/app.py", "rmq/django/worker.py",
+}  # fmt: skip
 
 
 def test_blanks_at_the_ends_of_a_variable_are_removed() -> None:
