@@ -40,6 +40,7 @@ from bench.peers.catalogue import PEERS
 from bench.peers.run import ROUNDS as PEERS_ROUNDS, peers
 from bench.peers.show import show as show_peers
 from bench.steps import steps
+from bench.taskiq_tasks import taskiq_tasks
 from bench.worker import worker
 from tests.servers import Server, engines
 
@@ -60,6 +61,7 @@ PARTS: dict[str, Part] = {
     "follow-ups": follow_ups,
     "cancels": cancels,
     "celery": celery_tasks,
+    "taskiq": taskiq_tasks,
     "results": results,
     "steps": steps,
     "events": events,

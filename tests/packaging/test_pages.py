@@ -57,6 +57,7 @@ PAGES = {
     "docs/workers.md": 0,
     "docs/observability.md": 0,
     "docs/schedules.md": 0,
+    "docs/taskiq.md": 0,
     "docs/patterns.md": 0,
     "docs/how-it-works.md": 0,
     "docs/kubernetes.md": 1,

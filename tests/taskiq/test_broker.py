@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from click.testing import CliRunner
 from taskiq import (
     Context,
     SimpleRetryMiddleware,
@@ -18,6 +20,7 @@ from taskiq.exceptions import NoResultError
 from taskiq.serializers import MSGPackSerializer
 
 import rmq
+from rmq.cli import cli
 from rmq.errors import InvalidValue
 from rmq.integrations.taskiq import inbox as inboxes
 from rmq.taskiq import Broker
@@ -374,6 +377,7 @@ async def runs_of_a_task_of_three_leases(make_broker):
 
 
 async def test_a_task_of_three_leases_runs_once(make_broker):
+    """taskiq-redis#101, open: a task longer than idle_timeout runs a second time."""
     assert await runs_of_a_task_of_three_leases(make_broker) == ["began", "ended"]
 
 
@@ -445,3 +449,22 @@ def test_a_wrong_argument_of_the_broker_is_named():
         Broker(queue_name="no topic")
     with pytest.raises(rmq.ConfigurationError):
         Broker("http://localhost")
+
+
+async def test_the_command_line_shows_name_and_arguments_of_a_task(broker, server):
+    @broker.task(task_name="shop:bake")
+    async def bake(flour: str, *, grams: int, context: Context = TaskiqDepends()) -> None:
+        context.reject()
+
+    async with working(broker):
+        await bake.kiq("rye", grams=500)
+        await until(lambda: dead(broker))
+    words = ["--url", server.url, "dlq", "ls", broker.queue_name]
+    shown = await asyncio.to_thread(CliRunner().invoke, cli, words)
+
+    assert shown.exit_code == 0, shown.output
+    assert "shop:bake" in shown.output
+    shown = await asyncio.to_thread(CliRunner().invoke, cli, [*words, "--json"])
+    letter = json.loads(shown.output)
+    assert letter["type"] == "shop:bake"
+    assert (letter["body"]["args"], letter["body"]["kwargs"]) == (["rye"], {"grams": 500})

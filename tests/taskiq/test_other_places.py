@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 async def test_tasks_of_a_killed_worker_come_back_and_results_are_read(place, server, name):
-    """taskiq-redis#130: its stream broker for Cluster never recovers what is unacked."""
+    """taskiq-redis#130 and #97, open: its brokers for Cluster and Sentinel recover nothing."""
     workers, broker = Workers(server.url, name, broker=place), shop.make(server.url, name, place)
     try:
         killed = workers.start()

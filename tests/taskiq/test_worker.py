@@ -32,6 +32,7 @@ def numbers(workers, word):
     return sorted({note[1] for note in workers.notes() if note[0] == word}, key=int)
 
 
+@pytest.mark.slow
 async def test_a_worker_runs_tasks_and_stops(workers, send):
     worker = workers.start()
     sent = await send("note", 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections import Counter
@@ -15,13 +16,21 @@ from spark_connector import options
 DOCS = Path(__file__).parents[2] / "docs"
 PACKAGES = ("rmq", "rmq.connectors", "rmq.interceptors", "rmq.ledger", "rmq.outbox", "rmq.testing")
 PACKAGES += ("spark_connector",)
+ADAPTERS = ("celery.py", "django/__init__.py", "taskiq.py")  # need extras, so they are only read
 DIRECTIVE = re.compile(r"^\.\. (?:auto\w+|py:data):: (\S+)$", re.MULTILINE)
 
 
 def public_names() -> set[str]:
     """Return all public names, each by the package that one imports it from."""
     modules = (importlib.import_module(package) for package in PACKAGES)
-    return {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+    names = {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+    for file in ADAPTERS:
+        text = (DOCS.parent / "rmq" / file).read_text()
+        public = ast.literal_eval(
+            text[text.index("__all__ = ") + len("__all__ = ") :].split("\n")[0]
+        )
+        names |= {f"rmq.{file.partition('.')[0].partition('/')[0]}.{name}" for name in public}
+    return names
 
 
 def faults_of(page: str, names: set[str]) -> list[str]:

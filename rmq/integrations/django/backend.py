@@ -66,14 +66,15 @@ class TaskBackend(BaseTaskBackend):
     A task that is enqueued survives the death of this program. A worker runs it at least once: if
     the worker dies, another worker runs it again.
 
-    OPTIONS:
-        url, prefix, retry_for, timeout, max_connections: Arguments of rmq.Client.
-        results: How long the result of a successful task is kept, in seconds or as a timedelta, 1 s
-            to 30 days, or None to keep none. Default: one day.
-        retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
-        topic: Settings of the topics (see rmq.Settings), as a dict.
-        outbox: Alias in DATABASES. A task that is enqueued inside of `atomic()` of this database is
-            sent if and only if the transaction commits. Default: None, every task is sent at once.
+    Keys of `OPTIONS`:
+
+    * url, prefix, retry_for, timeout, max_connections: Arguments of rmq.Client.
+    * results: How long the result of a successful task is kept, in seconds or as a timedelta, 1 s
+      to 30 days, or None to keep none. Default: one day.
+    * retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
+    * topic: Settings of the topics (see rmq.Settings), as a dict.
+    * outbox: Alias in DATABASES. A task that is enqueued inside of `atomic()` of this database is
+      sent if and only if the transaction commits. Default: None, every task is sent at once.
     """
 
     task_class = Task

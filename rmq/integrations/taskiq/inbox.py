@@ -143,10 +143,10 @@ class Inbox:
         return json.dumps(body).encode()
 
     async def _fill(self) -> None:
-        """Receive messages: more than before if the receiver has used up the last batch quickly."""
+        """Receive messages: twice as many if the receiver has used up the last batch quickly."""
         clock = asyncio.get_running_loop().time
         is_quick = clock() - self._filled_at < QUICK_S
-        self._batch = min(2 * self._batch, self._prefetch) if is_quick else 1
+        self._batch = min(2 * self._batch, self._prefetch) if is_quick else -(-self._batch // 2)
         try:
             if self._consumer is None:
                 await self._open()
