@@ -10,7 +10,7 @@ This script fetches nothing. Get the sources of the installed versions first, an
 Kombu 5.7.0: 46 of 47 tests pass. `test_Failover::test_failover_switches_to_alternate_url` fails,
 because it expects the port of the URL in the connection, which keeps the whole URL instead.
 
-Celery 5.7.0: `test_inspect.py::test_scheduled` fails, because tasks with an ETA wait in Redis.
+Celery 5.7.0: docs/celery.md lists the tests that fail. The run takes about 20 minutes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(folder: Path, url: str) -> int:
         words += ["t/integration/test_rmq.py"]
     else:
         words += ["-p", "celery.contrib.pytest"]
-        words += ["t/integration/test_inspect.py", "t/integration/test_tasks.py"]
+        words += [f"t/integration/test_{name}.py" for name in ("inspect", "tasks", "canvas")]
     return subprocess.run(words, cwd=folder, env=environ, check=False).returncode
 
 

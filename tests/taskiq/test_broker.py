@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from datetime import UTC, datetime, timedelta
@@ -468,3 +469,29 @@ async def test_the_command_line_shows_name_and_arguments_of_a_task(broker, serve
     letter = json.loads(shown.output)
     assert letter["type"] == "shop:bake"
     assert (letter["body"]["args"], letter["body"]["kwargs"]) == (["rye"], {"grams": 500})
+
+
+async def test_an_ack_at_the_time_of_a_renewal_settles(make_broker, monkeypatch, caplog):
+    extend, leases = rmq.AsyncConsumer.extend, itertools.cycle((10, 20))
+
+    async def renew(consumer, deliveries):  # each renewal changes the receipts
+        return await extend(consumer, deliveries, next(leases))
+
+    monkeypatch.setattr(rmq.AsyncConsumer, "extend", renew)
+    monkeypatch.setattr(inboxes, "RENEW_PARTS", 100_000)  # renewals come one after another
+    broker = make_broker()
+
+    @broker.task
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+
+    for _ in range(100):
+        await work.kiq()
+    async with working(broker):
+        await until(lambda: _is_settled(broker, 100), "tasks are not settled")
+
+    assert "lease" not in caplog.text
+
+
+async def _is_settled(broker, count):
+    return (await broker.client.admin.stats(broker.queue_name))["settled"] == count

@@ -66,7 +66,8 @@ FILES = sorted(
 # Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 7 lines.
 # taskiq on RMQ: 465 lines and 6 files; values of shared data, lost cancellations of redis-py.
 # The outbox of Django on MariaDB: 2 lines.
-LIMITS = {"lines": 54_126, "files": 494, "private": 78}
+# Settlements of taskiq's tasks that wait for renewals: 12 lines.
+LIMITS = {"lines": 54_138, "files": 494, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -40,6 +40,7 @@ class RunningTask:
         task_id: Id of taskiq.
         error: Exception of the task.
         is_acked: Whether taskiq has acked it. Redis may not have confirmed this yet.
+        is_settling: Whether a call to Redis settles it now.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class RunningTask:
         self._inbox = inbox
         self.delivery, self.data, self.task_id = delivery, data, task_id
         self.error: BaseException | None = None
-        self.is_acked = False
+        self.is_acked = self.is_settling = False
 
     async def ack(self) -> None:
         """Settle the message, for taskiq.
@@ -100,6 +101,9 @@ class Inbox:
         self._renew_s = 0.0
         self._batch, self._filled_at = 1, 0.0
         self._background: set[asyncio.Task[None]] = set()
+        # A renewal changes the receipts, so no delivery is settled while its lease is renewed.
+        self._is_renewed = asyncio.Event()
+        self._is_renewed.set()
 
     # --- receive --------------------------------------------------------------------------------
 
@@ -174,6 +178,7 @@ class Inbox:
 
     async def give_back(self) -> None:
         """Release the messages that the receiver has not asked for."""
+        await self._is_renewed.wait()
         deliveries = [each for each in self._buffer if not each.is_settled]
         self._buffer.clear()
         if deliveries and self._consumer is not None:
@@ -183,6 +188,8 @@ class Inbox:
 
     async def settle(self, task: RunningTask) -> None:
         """Settle a task that taskiq has acked."""
+        await self._is_renewed.wait()
+        task.is_settling = True
         try:
             is_kept = self._keep_failed or isinstance(task.error, TaskRejectedError)
             if task.error is not None and is_kept:
@@ -195,6 +202,8 @@ class Inbox:
         except RMQError:
             self._running.discard(task)
             raise
+        finally:
+            task.is_settling = False
         self._running.discard(task)
 
     def note_end(self, task: RunningTask, ended: asyncio.Task[Any]) -> None:
@@ -209,7 +218,11 @@ class Inbox:
         self._running.discard(task)
         failure = task.error or error
         if failure is not None and not task.delivery.is_settled:
-            self._start(self._end(task.delivery.nack(error=failure)))
+            self._start(self._nack(task.delivery, failure))
+
+    async def _nack(self, delivery: rmq.AsyncDelivery, failure: BaseException) -> None:
+        await self._is_renewed.wait()
+        await self._end(delivery.nack(error=failure))
 
     async def _renew(self) -> None:
         """Renew all leases, and repeat acks that Redis has not confirmed."""
@@ -217,11 +230,13 @@ class Inbox:
             await asyncio.sleep(self._renew_s)
             for task in [each for each in self._running if each.is_acked]:
                 await self._end(self.settle(task))
-            deliveries = [*self._buffer, *(task.delivery for task in self._running)]
-            deliveries = [each for each in deliveries if not each.is_settled]
+            running = [task.delivery for task in self._running if not task.is_settling]
+            deliveries = [each for each in (*self._buffer, *running) if not each.is_settled]
             if deliveries and self._consumer is not None:
+                self._is_renewed.clear()
                 for lost in await self._end(self._consumer.extend(deliveries)) or ():
                     log.warning("the lease of %s has ended, so it may run again", lost.id)
+                self._is_renewed.set()
 
     async def _end(self, call: Awaitable[Any]) -> Any:
         """Await a call. Log its error: the lease then expires, and the message comes back."""
