@@ -220,6 +220,53 @@ async def test_a_task_that_nobody_acks_by_hand_runs_again_after_its_lease(make_b
     assert runs[1] - runs[0] > 0.9
 
 
+async def test_tasks_that_end_together_are_acked_together(broker, monkeypatch):
+    calls, ack = [], rmq.AsyncConsumer.ack
+
+    async def counted(self, deliveries):
+        calls.append(len(deliveries))
+        return await ack(self, deliveries)
+
+    monkeypatch.setattr(rmq.AsyncConsumer, "ack", counted)
+    go, begun = asyncio.Event(), []
+
+    @broker.task
+    async def task(number: int) -> None:
+        begun.append(number)
+        await go.wait()
+
+    async with working(broker, max_async_tasks=8):
+        await asyncio.gather(*(task.kiq(number) for number in range(8)))
+        await until(lambda: len(begun) == 8)
+        go.set()
+        await until(lambda: _is_empty(broker))
+
+    assert sum(calls) == 8
+    assert len(calls) <= 4
+
+
+async def test_an_ack_that_cannot_reach_redis_is_repeated(make_broker, monkeypatch):
+    broker, runs, ack = make_broker(lease=1), [], rmq.AsyncConsumer.ack
+
+    async def failing(self, deliveries):
+        monkeypatch.setattr(rmq.AsyncConsumer, "ack", ack)
+        raise rmq.Unavailable("no Redis")
+
+    monkeypatch.setattr(rmq.AsyncConsumer, "ack", failing)
+
+    @broker.task
+    async def task() -> None:
+        runs.append(1)
+
+    async with working(broker):
+        await task.kiq()
+        await until(lambda: runs)
+        assert await left(broker) == {"in_flight": 1}
+        await until(lambda: _is_empty(broker))
+
+    assert runs == [1]
+
+
 async def test_a_failed_task_is_acked_and_a_rejected_one_is_a_dead_letter(broker):
     @broker.task
     async def fail() -> None:

@@ -69,4 +69,6 @@ async def test_acked_tasks_leave_nothing_in_redis(make_broker, raw, name):
     keys = {key: raw.type(key) for key in raw.scan_iter(f"rmq:*{name}*")}
 
     assert raw.hlen(f"rmq:{{{name}_0}}:records") == 0
-    assert sum(raw.memory_usage(key) for key in keys) < 50 * 50
+    assert (
+        sum(raw.memory_usage(key) for key in keys) < 100 * 50
+    )  # a stream keeps 240 to 285 for each

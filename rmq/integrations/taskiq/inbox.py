@@ -7,7 +7,6 @@ a task runs, to learn that a task has ended without its ack.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections import deque
@@ -27,6 +26,8 @@ RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
 RETRY_S = 1.0  # pause while Redis cannot be reached
 QUICK_S = 0.1  # if the receiver uses up a batch in this time, the next batch is larger
 STALE_S = 0.5  # time after which other workers get the messages that the receiver has not asked for
+ACK_WAIT_S = 0.002  # longest wait of an ack for the acks of other running tasks
+ACKS_MOST = 100  # acks in one command
 FIELDS = {"task_id": "", "labels": {}, "args": [], "kwargs": {}}  # that a task's message may lack
 UNKNOWN = "this worker has no task {!r}: import its module, or correct its name"
 
@@ -100,6 +101,8 @@ class Inbox:
         self._consumer: rmq.AsyncConsumer | None = None
         self._renew_s = 0.0
         self._batch, self._filled_at = 1, 0.0
+        self._acks: dict[rmq.AsyncDelivery, asyncio.Future[bool]] = {}
+        self._renewal: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         # A renewal changes the receipts, so no delivery is settled while its lease is renewed.
         self._is_renewed = asyncio.Event()
@@ -169,7 +172,7 @@ class Inbox:
         self._consumer = topic.consumer()
         if not self._renew_s:
             self._renew_s = topic.settings.lease_ms / 1000 / RENEW_PARTS
-            self._start(self._renew())
+            self._renewal = asyncio.create_task(self._renew())
 
     def _check_buffer(self, filled_at: float) -> None:
         """Give messages back if the receiver is busy: other workers may be free."""
@@ -188,14 +191,14 @@ class Inbox:
 
     async def settle(self, task: RunningTask) -> None:
         """Settle a task that taskiq has acked."""
-        await self._is_renewed.wait()
         task.is_settling = True
         try:
+            await self._is_renewed.wait()
             is_kept = self._keep_failed or isinstance(task.error, TaskRejectedError)
             if task.error is not None and is_kept:
                 await task.delivery.reject(task.error)
-            else:
-                await task.delivery.ack()
+            elif await self._ack(task.delivery):
+                raise LeaseLost(f"ack: the lease of {task.delivery.id} ended, so it may run again")
         except StorageError as error:
             log.warning("the ack of %s is repeated later: %s", task.delivery.id, error)
             return
@@ -205,6 +208,37 @@ class Inbox:
         finally:
             task.is_settling = False
         self._running.discard(task)
+
+    def _ack(self, delivery: rmq.AsyncDelivery) -> asyncio.Future[bool]:
+        """Ack a delivery, together with others. The result is whether its lease was lost."""
+        loop = asyncio.get_running_loop()
+        self._acks[delivery] = is_lost = loop.create_future()
+        if len(self._acks) >= min(len(self._running), ACKS_MOST):
+            self._send_acks()  # no other task is running, so none will be acked soon
+        elif len(self._acks) == 1:
+            loop.call_later(ACK_WAIT_S, self._send_acks)
+        return is_lost
+
+    def _send_acks(self) -> None:
+        if self._acks:
+            acks, self._acks = self._acks, {}
+            self._start(self._ack_all(acks))
+
+    async def _ack_all(self, acks: dict[rmq.AsyncDelivery, asyncio.Future[bool]]) -> None:
+        unsettled = [each for each in acks if not each.is_settled]
+        lost, error = set(acks), None
+        try:
+            if self._consumer is not None:  # None after the topic was deleted
+                lost = acks.keys() - set(unsettled) | set(await self._consumer.ack(unsettled))
+        except RMQError as failure:
+            error = failure
+        for delivery, is_lost in acks.items():
+            if is_lost.done():
+                continue  # the asyncio task of its caller was cancelled
+            if error is not None:
+                is_lost.set_exception(error)
+            else:
+                is_lost.set_result(delivery in lost)
 
     def note_end(self, task: RunningTask, ended: asyncio.Task[Any]) -> None:
         """Note that a task has ended, perhaps without an ack."""
@@ -228,15 +262,18 @@ class Inbox:
         """Renew all leases, and repeat acks that Redis has not confirmed."""
         while True:
             await asyncio.sleep(self._renew_s)
-            for task in [each for each in self._running if each.is_acked]:
+            for task in [t for t in self._running if t.is_acked and not t.is_settling]:
                 await self._end(self.settle(task))
             running = [task.delivery for task in self._running if not task.is_settling]
             deliveries = [each for each in (*self._buffer, *running) if not each.is_settled]
             if deliveries and self._consumer is not None:
                 self._is_renewed.clear()
-                for lost in await self._end(self._consumer.extend(deliveries)) or ():
+                try:
+                    found = await self._end(self._consumer.extend(deliveries))
+                finally:
+                    self._is_renewed.set()
+                for lost in found or ():
                     log.warning("the lease of %s has ended, so it may run again", lost.id)
-                self._is_renewed.set()
 
     async def _end(self, call: Awaitable[Any]) -> Any:
         """Await a call. Log its error: the lease then expires, and the message comes back."""
@@ -252,9 +289,9 @@ class Inbox:
 
     async def close(self) -> None:
         """Give back all tasks that are not settled."""
-        for each in list(self._background):
-            each.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await each
+        if self._renewal is not None:
+            self._renewal.cancel()
+        self._send_acks()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._consumer is not None:
             await self._end(self._consumer.close())
