@@ -71,6 +71,7 @@ ELSEWHERE = {  # pages whose blocks another test runs
     "docs/celery.md": "tests/celery/test_page.py",
     "docs/testing.md": "tests/testing/test_docs.py",
     "docs/spark.md": "tests/spark",
+    "docs/typing.md": "tests/unit/test_typing_page.py",
 }
 
 
