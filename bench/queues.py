@@ -127,13 +127,24 @@ class Stream:
 
 
 class DeletingStream(Stream):
-    """The same with XDEL after XACK: settled entries are deleted, as in RMQ."""
+    """The same, but settled entries are deleted, as in RMQ.
+
+    It uses XACKDEL if the server has this command (Redis 8.2), and XACK and XDEL otherwise.
+    """
 
     name = "stream that deletes"
+
+    def __init__(self, url: str, key: str) -> None:
+        super().__init__(url, key)
+        info: Any = self.redis.execute_command("COMMAND INFO", "XACKDEL")
+        self.has_xackdel = info[0] is not None
 
     def ack(self, taken: list[Any]) -> None:
         """Ack and delete entries in one round trip."""
         ids = [id for id, _ in taken]
+        if self.has_xackdel:
+            self.redis.xackdel(self.key, self.GROUP, *ids)
+            return
         pipe = self.redis.pipeline(transaction=False)
         pipe.xack(self.key, self.GROUP, *ids)
         pipe.xdel(self.key, *ids)

@@ -53,3 +53,19 @@ def test_a_drained_queue_is_empty_and_a_stream_keeps_what_nobody_deletes() -> No
         assert all(figure.target == TARGET for figure in drain(server, 1, True))
 
     assert left == {Rmq: 0, Stream: 300, DeletingStream: 0}
+
+
+def test_a_server_with_xackdel_acks_and_deletes_in_one_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[object, ...]] = []
+    with machine.server() as server:
+        queue = DeletingStream(server.url, "xackdel")
+        assert not queue.has_xackdel  # the tests have no Redis 8.2
+
+        queue.has_xackdel = True
+        monkeypatch.setattr(queue.redis, "execute_command", lambda *words: sent.append(words))
+        queue.ack([(b"1-0", {}), (b"2-0", {})])
+        queue.close()
+
+    assert sent == [("XACKDEL", queue.key, queue.GROUP, "KEEPREF", "IDS", 2, b"1-0", b"2-0")]

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from rmq.cli_framework import options
+from rmq.errors import PAGE
 from tests.patience import wait_for
 from tests.servers import free_port
 
@@ -216,6 +218,16 @@ def test_explain_prints_the_section_of_an_error(run):
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert {line.split()[0] for line in listed[1:]} >= {"LeaseLost", "QueueFull", "Unavailable"}
     assert [line for line in listed if "](" in line] == []
+
+
+def test_explain_has_the_text_of_the_page_for_every_error(run):
+    page = (Path(__file__).parents[2] / PAGE).read_text()
+
+    explained = json.loads(run("explain", "--json").stdout)
+
+    assert len(explained) == page.count("\n### ")
+    for each in explained:
+        assert f"\n### {each['name']}\n\n{each['text']}\n" in page
 
 
 def test_explain_of_an_unknown_error_names_the_one_that_is_near(run):
