@@ -13,7 +13,7 @@ from rmq.server.config import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of processes to those that they start; no person sets them.
-INTERNAL = {"RMQ_PROCESS_NUMBER"}
+INTERNAL = {"RMQ_PROCESS_NUMBER", "RMQ_DJANGO_WORKER"}
 
 
 @pytest.fixture
