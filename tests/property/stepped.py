@@ -188,7 +188,7 @@ class Stepped(Machine):
                 got = self.do(lambda: d.saved, lost=lost)
                 _, stored = entry.get("", ("", None))
                 self.claim(got == stored, f"the cursor is {got!r}, the book says {stored}")
-                self.reached["cursor of an earlier attempt"] += got is not None
+                self.reached["cursor that was saved"] += got is not None
                 self.same("reading a cursor")
             return
         value = "x" * LARGE if what == "save large" else self.serial
@@ -209,6 +209,10 @@ class Stepped(Machine):
             is_cancelled = isinstance(got, rmq.Cancelled) and msg.requested
             self.claim(got is None or is_cancelled, f"a cursor was refused: {got!r}")
             self.book.setdefault(handle.id, {})[""] = ("cursor", value)
+            if got is None:
+                read = self.do(lambda: d.saved)
+                self.claim(read == value, f"the cursor just saved is {read!r}")
+                self.reached["cursor that was saved"] += 1
 
     def get_steps(self, handle: HeldDelivery) -> None:
         found = self.do(lambda: self.topic.get(rmq.MessageId(handle.id)))

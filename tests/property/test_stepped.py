@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 FIRST = 31  # a seed; with it and the next one, two rounds reach everything
 WANTED = (
     "step that is done", "step fails", "step runs after it has begun", "stale step",
-    "step of a cancelled delivery", "step refused at maxmemory", "cursor of an earlier attempt",
+    "step of a cancelled delivery", "step refused at maxmemory", "cursor that was saved",
     "step without room", "value without room", "step whose value is lost", "cursor without room",
     "dead letter with steps: redrive", "dead letter with steps: fresh",
     "dead letter with steps: to", "dead letter with steps: restore",
