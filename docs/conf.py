@@ -21,7 +21,8 @@ root_doc = "docs/index"
 include_patterns = ["[A-Z]*.md", "docs/**.md", *(f"{one}/README.md" for one in
                     ("bench", "examples", "lua", "tests"))]  # fmt: skip
 exclude_patterns = [".*", "rmq", "build", "dist", "bench/[a-z]*", "tests/[a-z]*"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+copybutton_prompt_text = "$ "  # a button copies the commands of a terminal, not what they print
 
 myst_heading_anchors = 6  # levels of headings that links may name, as on GitHub
 myst_enable_extensions = ["tasklist"]  # - [ ] is a box, as on GitHub
@@ -61,13 +62,16 @@ PUBLIC = ["rmq"]
 PUBLIC += [f"rmq.{one}" for one in ("connectors", "interceptors", "ledger", "outbox", "testing")]
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)\)")
+NAMED_BLOCK = re.compile(r"^( *`{3,})(\w+) +(\S+\.\w+)$", re.MULTILINE)
+SECOND_TERMINAL = re.compile(r"^( *`{3,})console worker$", re.MULTILINE)
 LIST_ITEM = re.compile(r"^- \[([^]]+)\]\(([^)]+)\.md\)", re.MULTILINE)
 
 
 def lists_of(text: str) -> dict[str, list[tuple[str, str]]]:
     """Return the lists of pages in index.md, by heading: label and path without `.md`."""
     sections = text.split("\n## ")[1:]
-    return {section.partition("\n")[0]: LIST_ITEM.findall(section) for section in sections}
+    lists = {section.partition("\n")[0]: LIST_ITEM.findall(section) for section in sections}
+    return {heading: pages for heading, pages in lists.items() if pages}
 
 
 def toctree(pages: str, *options: str) -> str:
@@ -84,6 +88,14 @@ def add_menu(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] += toctree(entries, f":caption: {heading}")
     elif page.startswith("docs/") and page.endswith("/README"):
         source[0] += toctree("*", ":glob:")
+
+
+def name_files(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show the name of a file, or of a second terminal, above its code."""
+    source[0] = NAMED_BLOCK.sub(r"\1{code-block} \2\n:caption: \3\n", source[0])
+    source[0] = SECOND_TERMINAL.sub(
+        r"\1{code-block} console\n:caption: A second terminal\n", source[0]
+    )
 
 
 def name_folders(app: Sphinx, page: str, source: list[str]) -> None:
@@ -167,6 +179,7 @@ kept: dict[str, list[str]] = {}
 def setup(app: Sphinx) -> None:
     """Register what Sphinx calls."""
     app.connect("source-read", add_menu)
+    app.connect("source-read", name_files)
     app.connect("source-read", name_folders)
     app.connect("doctree-read", unlink_builtins)
     app.connect("missing-reference", link_type)

@@ -41,6 +41,7 @@ PAGES = {
     "docs/coming-from/rq.md": 2,
     "docs/coming-from/sidekiq.md": 2,
     "docs/coming-from/sqs.md": 1,
+    "docs/index.md": 1,
     "docs/django.md": 0,
     "docs/frameworks.md": 0,
     "docs/tutorial.md": 0,
