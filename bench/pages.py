@@ -61,7 +61,7 @@ def backlog(figures: Figures) -> str:
 
 _MAIN = ("throughput", "drain", "concurrency", "peers")
 BLOCKS = {
-    "five": Block(FRONT, _MAIN, tables.five, MEDIAN),
+    "five": Block(FRONT, _MAIN, tables.five, MEDIAN_ALONE),
     "capacity": Block(CAPACITY, ("cost", "growth"), capacity.table),
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table),

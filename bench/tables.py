@@ -239,26 +239,26 @@ def peers(figures: Figures) -> str:
     return f"{table}\n\n{told}\n\n{rows(figures, promised)}"
 
 
-# The figures of README.md: a title, and a pattern of the names of its figures. RMQ's slower worker
-# is shown.
+# The figures of README.md: the work and the other program, and a pattern of the names of its
+# figures. RMQ's slower worker is shown.
 FIVE = {
-    "`send_many` of 100 / a pipeline of 100 XADD": (
+    "send 100 messages in one call / a pipeline of 100 XADD": (
         "throughput", rf"bulk send, k = {K}, to a raw stream's",
     ),
-    "`await send` in 64 tasks of one client / XADD by redis.asyncio": (
+    "send from 64 asyncio tasks / XADD by redis.asyncio": (
         "concurrency", r"send, 64 tasks of one AsyncClient / XADD, redis\.asyncio",
     ),
-    "`receive` and `ack` of 100 / XREADGROUP, XACK and XDEL": (
+    "receive and ack 100 messages / XREADGROUP, XACK and XDEL": (
         "drain", rf"drain, k = {K}, to a stream's XREADGROUP, XACK and XDEL",
     ),
-    "no-op messages of a worker / of {peer}, the fastest other one in Python": (
+    "run empty handlers / {peer}, the fastest other worker in Python": (
         "peers", r"rmq-(sync|async): drain, to .+",
     ),
-    "one by one, from `send` to its handler / BullMQ": (
+    "one message from send to handler / BullMQ": (
         "peers", r"rmq-(sync|async): one, to bullmq",
     ),
 }  # fmt: skip
-HEADING = ("RMQ's speed", "measured", "target")
+HEADING = ("work", "compared with", "RMQ is", "target")
 
 
 def five(figures: Figures) -> str:
@@ -270,9 +270,9 @@ def five(figures: Figures) -> str:
             raise Missing(f"no figure {pattern!r} of the part {part}")
         figure = min(found, key=lambda one: float(one["value"]))
         peer = figure["name"].split(", to ")[-1]
-        cells.append(
-            [title.format(peer=peer), measured(figure), figures.target(figure["name"]) or "none"]
-        )
+        work, _, other = title.format(peer=peer).partition(" / ")
+        ratio = f"{text(figure['unit'], figure['value'])} times as fast"
+        cells.append([work, other, ratio, figures.target(figure["name"]) or "none"])
     promised, short = _promised(figures)
     return (
         f"{markdown(HEADING, cells)}\n\n"

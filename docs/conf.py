@@ -52,7 +52,8 @@ html_static_path = ["site/static"]
 html_css_files = ["rmq.css"]
 templates_path = ["site"]
 html_additional_pages = {"index": "front.html"}  # leads to docs/index.html
-html_copy_source = False
+html_copy_source = True  # llms.txt names the Markdown of each page
+html_show_sourcelink = False
 html_show_copyright = False
 highlight_language = "none"
 linkcheck_timeout = 30
@@ -173,6 +174,21 @@ def bring_back(
     lines[:] = kept.pop(name, lines)
 
 
+def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
+    """Write the list of all pages for programs that read Markdown (https://llmstxt.org)."""
+    if error is not None or app.builder.name != "html":
+        return
+    index = (ROOT / f"{root_doc}.md").read_text()
+    title, about = index.split("\n\n")[:2]
+    lines = [title, "", f"> {' '.join(about.split())}"]
+    for heading, pages in lists_of(index).items():
+        lines += ["", f"## {heading}", ""]
+        for label, path in pages:
+            name = ((ROOT / "docs" / path).resolve()).relative_to(ROOT)
+            lines.append(f"- [{label}](_sources/{name}.md.txt)")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
+
+
 kept: dict[str, list[str]] = {}
 
 
@@ -181,6 +197,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_menu)
     app.connect("source-read", name_files)
     app.connect("source-read", name_folders)
+    app.connect("build-finished", write_llms_txt)
     app.connect("doctree-read", unlink_builtins)
     app.connect("missing-reference", link_type)
     app.connect("autodoc-process-signature", hide_constructor)
