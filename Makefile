@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs-search docs-links pictures bench page peers load pages screenshots faults build release check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-search docs-links pictures bench page peers load pages screenshots faults build release check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
