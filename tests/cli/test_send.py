@@ -275,6 +275,7 @@ class TestStream:
         running.stdin.flush()
         with rmq.Client(own_server.url) as probe:
             wait_for(lambda: probe.admin.stats("t")["accepted"])
+            probe.admin.stats("t")  # Redis may have answered us first; now all replies are out
         own_server.kill()
 
         _, err = running.communicate(b"2\n3\n", timeout=90)
