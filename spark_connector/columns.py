@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     ByteType,
     DataType,
@@ -65,6 +66,7 @@ COLUMNS = {
     "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
+_FROM_KAFKA = "map_from_entries(transform(headers, h -> (h.key, string(h.value))))"
 # Rows that are encoded together. Larger slices would make longer entries of a stage.
 SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024
 
@@ -143,7 +145,12 @@ def checked(schema: StructType) -> dict[str, str]:
             fits = fits and isinstance(kind.keyType, StringType)
             fits = fits and isinstance(kind.valueType, StringType)
         if not fits:
-            raise InvalidValue(f"{given.name}: {kind.simpleString()}; cast it to {column.hint}")
+            hint = (
+                "this is the type of Kafka's headers; use " + _FROM_KAFKA
+                if column.field == "headers" and isinstance(kind, ArrayType)
+                else f"cast it to {column.hint}"
+            )
+            raise InvalidValue(f"{given.name}: {kind.simpleString()}; {hint}")
         if column.field in columns:
             raise InvalidValue(
                 f"{columns[column.field]}, {given.name}: two columns of one meaning; drop one"
@@ -254,8 +261,9 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 class Rows:
     """Convert record batches to messages, and keep the number of the current row for errors."""
 
-    def __init__(self, columns: dict[str, str], merge: Merge) -> None:
+    def __init__(self, columns: dict[str, str], merge: Merge, key_header: str | None) -> None:
         self._columns = columns
+        self._key_header = key_header
         self._topic = columns.get("topic")
         columns = {field: name for field, name in columns.items() if field != "topic"}
         self._fields_of = columns
@@ -264,7 +272,8 @@ class Rows:
         self._rows: Sequence[int] = range(1)  # positions of the slice's rows in their batch
         self._bodies = _Bodies()
         merges = ("merge",) if "merge_key" in columns else ()
-        last = max(_FIELDS.index(field) for field in (*columns, *merges))
+        with_key = ("headers",) if key_header else ()
+        last = max(_FIELDS.index(field) for field in (*columns, *merges, *with_key))
         self._fields = _FIELDS[: last + 1]
         self._is_simple = columns.keys() <= {"body", *_WHOLE_COLUMNS}
 
@@ -320,11 +329,29 @@ class Rows:
         if batch.column(self._columns["body"]).null_count:
             deque(islice(self._bodies, self._bodies.index(None) + 1), 0)
             raise InvalidValue(f"{self._columns['body']}: null; a message has a body")
+        if self._key_header:
+            self._add_keys(values, self._key_header)
         if "merge_key" in values:
             values["merge"] = [
                 "first" if key is None else self._merge for key in values["merge_key"]
             ]
         return values
+
+    def _add_keys(self, values: dict[str, list[Any]], name: str) -> None:
+        """Store the key of each row in a header, except for rows that already have this header."""
+        keys, given = values["slot_basis"], values.get("headers") or repeat(None)
+        headers: list[dict[str, str] | None] = []
+        for row, (key, pairs) in enumerate(zip(keys, given, strict=False)):
+            try:
+                text = key.decode() if isinstance(key, bytes) else key
+            except UnicodeDecodeError:
+                deque(islice(self._bodies, row + 1), 0)
+                raise InvalidValue(
+                    f"{self._columns['slot_basis']}: it is not UTF-8, so it cannot be a header; "
+                    "encode it, for example with base64(), or leave keyHeader out"
+                ) from None
+            headers.append(pairs if text is None else {name: text, **(pairs or {})})
+        values["headers"] = headers
 
     def explain(self, error: RMQError, partition: int) -> None:
         """Rewrite an error about a message so that it names columns instead of message fields."""

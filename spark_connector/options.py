@@ -205,6 +205,13 @@ def _headers(name: str, given: str) -> bool | tuple[str, ...]:
     return headers
 
 
+def _header(name: str, given: str) -> str:
+    headers = _headers(name, given)
+    if not isinstance(headers, tuple) or len(headers) > 1:
+        raise InvalidValue(f"{name}: {given!r}; give the name of one header, for example key")
+    return headers[0]
+
+
 def _columns(name: str, given: str) -> tuple[str, ...]:
     return _each_once(name, "column", [one.strip().lower() for one in given.split(",")])
 
@@ -268,6 +275,7 @@ SINK = (
     Option("codec", _codec, "bytes"),
     Option("merge", choice("first", "last", "collect"), "first"),
     Option("pastTimes", choice("fail", "now"), "fail"),
+    Option("keyHeader", _header),
     Option("queryId", _query),
     Option("batchId", count(0, 2**53)),
 )
@@ -288,6 +296,11 @@ _POSITION = (
 TABLE = (
     "Spark does not pass the options of a table to a data source in Python, so the table could "
     "not be read; use CREATE TEMPORARY VIEW ... USING rmq OPTIONS (...), or spark.read"
+)
+_NO_OPTIONS = (
+    'give them to df.write.format("rmq").mode("append").save(). Spark does not pass the options of '
+    "a table to a data source in Python, so a table USING rmq is written neither with writeTo, "
+    "insertInto nor INSERT"
 )
 _FOREIGN = {
     "startingoffsets": _POSITION,
@@ -495,6 +508,7 @@ class SinkOptions:
     late: bool
     query: str | None = None
     batch: int | None = None  # batch number in the query; with it, a repeated write adds nothing
+    key_header: str | None = None  # name of the header that stores the column `key`
 
 
 def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions:
@@ -509,6 +523,8 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
         ConfigurationError: An option is wrong.
     """
     values = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
+    if not given and "topic" not in map(str.lower, columns):
+        raise ConfigurationError(f"url, topic: no option is given; {_NO_OPTIONS}")
     if values["topic"] is None and "topic" in map(str.lower, columns):
         values["topic"] = ""
     query, batch = values["queryId"], values["batchId"]
@@ -517,7 +533,7 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
         raise ConfigurationError(f"{there}: given without {missing}; give both, or neither")
     return SinkOptions(
         connection(values, "topic"), values["codec"], values["merge"],
-        values["pastTimes"] == "now", query, batch,
+        values["pastTimes"] == "now", query, batch, values["keyHeader"],
     )  # fmt: skip
 
 

@@ -52,7 +52,10 @@ def _sink(
     given: dict[str, str], schema: StructType, overwrite: bool, setting: str, word: str
 ) -> _Sink:
     _refuse_overwrite(overwrite, setting, word)
-    return _Sink(options.sink(given, schema.names), columns.checked(schema))
+    parsed, fields = options.sink(given, schema.names), columns.checked(schema)
+    if parsed.key_header and "slot_basis" not in fields:
+        raise InvalidValue("keyHeader: given without a column key; add the column, or drop it")
+    return _Sink(parsed, fields)
 
 
 class _Sink:
@@ -77,7 +80,7 @@ class _Sink:
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
         """Stage the rows of a task, one stage per topic. If the task fails, drop its stages."""
-        rows = columns.Rows(self.fields, self.options.merge)
+        rows = columns.Rows(self.fields, self.options.merge, self.options.key_header)
         default, stages = self.options.at.topic, dict[str, rmq.Stage]()
 
         def stage_of(topic: str | None) -> rmq.Stage:

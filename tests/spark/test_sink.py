@@ -305,6 +305,8 @@ FRAMES = [
     ("'a' AS value, 1 AS deliver_at", "deliver_at: int; cast it to timestamp"),
     ("'a' AS value, timestamp_ntz'2031-01-01' AS deliver_at", "deliver_at: timestamp_ntz; cast"),
     ("'a' AS value, map('a', 1) AS headers", "headers: map<string,int>; cast it to map<string"),
+    ("'a' AS value, array(struct('a' AS key, binary('1') AS value)) AS headers",
+     "this is the type of Kafka's headers; use map_from_entries(transform(headers, h -> "),
     ("'a' AS value, 'k' AS merge_key", "merge_key: given without time_range_ms"),
     ("'a' AS value, 5 AS time_range_ms", "time_range_ms: given without merge_key"),
     ("string(null) AS value", "value: null; a message has a body"),
@@ -367,6 +369,10 @@ def test_what_is_wrong_with_a_frame_is_in_the_error_of_spark(
         ({"queryId": "a b", "batchId": "1"}, "queryId: 'a b'; use 1 to 200 of"),
         ({"queryId": "q", "batchId": "-1"}, "batchId: -1; give 0 to"),
         ({"topic": "a b"}, "topic: "),
+        ({"keyHeader": "key"}, "keyHeader: given without a column key"),
+        ({"keyHeader": "true"}, "keyHeader: 'true'; give the name of one header"),
+        ({"keyHeader": "a,b"}, "keyHeader: 'a,b'; give the name of one header"),
+        ({"keyHeader": "rmq-key"}, "keyHeader: 'rmq-key' is not a header"),
         ({"mode": "overwrite"}, 'use mode("append")'),
     ],
 )
@@ -420,3 +426,83 @@ def test_entry_of_headers_that_is_null_is_not_given(
     assert {one.body: dict(one.headers) for one in taken(topic)} == {
         b"a": {"x": "1"}, b"b": {}, b"c": {},
     }  # fmt: skip
+
+
+KEYED = (
+    "SELECT * FROM VALUES ('a', 'k', null), ('b', 'ü', map('x', '1')), ('c', null, map('x', '2')), "
+    "('d', null, null), ('e', 'k', map('key', 'own')) AS rows(value, key, headers)"
+)
+
+
+@pytest.mark.parametrize("priorities", [False, True])  # rows of both kinds: column by column, not
+@pytest.mark.parametrize("kind", ["string", "binary"])
+def test_key_of_a_row_is_read_as_a_column_if_a_header_stores_it(
+    spark: SparkSession, save: Save, server: Server, topic: rmq.Topic, kind: str, priorities: bool
+) -> None:
+    more = ", 5L AS delay_ms" if priorities else ""
+
+    save(spark.sql(f"SELECT value, cast(key AS {kind}) AS key, headers{more} FROM ({KEYED})"),
+         keyHeader="key")  # fmt: skip
+
+    given = {"url": server.url, "subscribe": topic.name, "queue": "store"}
+    df = spark.read.format("rmq").options(**given, includeHeaders="key").load()
+    found = {bytes(row.value): row.key for row in df.select("value", "key").collect()}
+    assert found == {b"a": "k", b"b": "ü", b"c": None, b"d": None, b"e": "own"}
+    df = spark.read.format("rmq").options(**given, includeHeaders="true").load()
+    found = {bytes(row.value): row.headers for row in df.select("value", "headers").collect()}
+    assert (found[b"b"], found[b"c"]) == ({"key": "ü", "x": "1"}, {"x": "2"})
+
+
+def test_key_header_without_a_column_of_headers(
+    spark: SparkSession, save: Save, topic: rmq.Topic
+) -> None:
+    save(spark.sql("SELECT 'a' AS value, 'k' AS slot_basis"), keyHeader="customer")
+
+    assert [dict(one.headers) for one in taken(topic)] == [{"customer": "k"}]
+
+
+def test_key_that_is_not_text_names_its_row(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic
+) -> None:
+    df = spark.sql("SELECT 'a' AS value, key FROM VALUES (binary('a')), (x'ff') AS rows(key)")
+
+    with pytest.raises(Exception, match="key: it is not UTF-8, so it cannot be a header") as caught:
+        save(df.coalesce(1), keyHeader="key")
+
+    assert "Row 2 of partition 0." in str(caught.value)
+    assert client.admin.stats(topic.name)["accepted"] == 0
+
+
+@pytest.mark.parametrize("mode", [None, "error", "errorifexists", "ignore"])
+def test_mode_that_spark_refuses_for_python_sinks_sends_nothing(
+    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic, mode: str | None
+) -> None:
+    """The driver's JVM refuses these modes before it calls the data source."""
+    writer = numbers(spark, 1).write.format("rmq").options(url=server.url, topic=topic.name)
+
+    with pytest.raises(Exception, match=r"UNSUPPORTED_DATA_SOURCE_SAVE_MODE.*\"Append\""):
+        (writer.mode(mode) if mode else writer).save()
+
+    assert client.admin.stats(topic.name)["accepted"] == 0
+
+
+def test_write_to_a_table_says_how_to_write(
+    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic
+) -> None:
+    df, told = numbers(spark, 1), r'no option is given; give them to df\.write\.format\("rmq"\)'
+    spark.sql("CREATE TABLE written (value string) USING rmq")
+    given = {"url": server.url, "topic": topic.name}
+    try:
+        with pytest.raises(Exception, match=told):
+            df.writeTo("written").append()
+        with pytest.raises(Exception, match=told):
+            df.write.insertInto("written")
+        with pytest.raises(Exception, match=told):
+            spark.sql("INSERT INTO written VALUES ('a')")
+        with pytest.raises(Exception, match="a queue cannot be overwritten"):
+            df.writeTo("replaced").using("rmq").options(**given).createOrReplace()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS written")
+        spark.sql("DROP TABLE IF EXISTS replaced")
+
+    assert client.admin.stats(topic.name)["accepted"] == 0
