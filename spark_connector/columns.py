@@ -66,7 +66,7 @@ COLUMNS = {
     "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
-_FROM_KAFKA = "map_from_entries(transform(headers, h -> (h.key, string(h.value))))"
+FROM_KAFKA = "map_from_entries(transform(headers, h -> (h.key, string(h.value))))"
 # Rows that are encoded together. Larger slices would make longer entries of a stage.
 SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024
 
@@ -146,7 +146,7 @@ def checked(schema: StructType) -> dict[str, str]:
             fits = fits and isinstance(kind.valueType, StringType)
         if not fits:
             hint = (
-                "this is the type of Kafka's headers; use " + _FROM_KAFKA
+                "this is the type of Kafka's headers; use " + FROM_KAFKA
                 if column.field == "headers" and isinstance(kind, ArrayType)
                 else f"cast it to {column.hint}"
             )
