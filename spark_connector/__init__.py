@@ -4,7 +4,7 @@
 
     spark.dataSource.register(RmqDataSource)
 
-The package uses only RMQ's public API. It needs `rmq[spark]`: PySpark 4.2 or later, and pyarrow.
+The package uses only RMQ's public API. It needs `rmq[spark]`: PySpark 4.0 or later, and pyarrow.
 Options and guarantees are in docs/spark.md.
 """
 

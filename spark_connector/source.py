@@ -67,21 +67,8 @@ class RmqDataSource(DataSource):
         return schema.stream_schema(parsed.headers, parsed.query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming read, whose messages are leased until Spark commits.
-
-        Raises:
-            ConfigurationError: This is Spark 4.0 or 4.1.
-        """
-        from rmq.errors import ConfigurationError
+        """Return the streaming read, whose messages are leased until Spark commits."""
         from spark_connector import options
-        from spark_connector.versions import has_starts
-
-        if not has_starts():
-            raise ConfigurationError(
-                "readStream: Spark 4.0 and 4.1 do not pass the start of a batch to a source, so a "
-                "query could not settle its last batch; give it PySpark 4.2 or later. Batch reads "
-                "and all writes work"
-            )
         from spark_connector.schema import refuse_other_schema, stream_schema
         from spark_connector.stream import RmqStreamReader
 

@@ -30,12 +30,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 import rmq
@@ -48,6 +42,13 @@ from spark_connector.options import StreamOptions
 from spark_connector.progress import Progress
 from spark_connector.query_lease import QueryLease, gone
 from spark_connector.schema import Batches
+from spark_connector.versions import (
+    LoggedOffset,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +89,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._announced = False
         # With Trigger.AvailableNow: number of messages that may still be taken.
         self._left: int | None = None
-        self._start: Offset | None = None  # argument of the last call of latestOffset
+        self._start: Offset | None = None  # start of the last call of latestOffset
+        self._logged = LoggedOffset()
         self._returned: tuple[Offset, Offset, dict[str, Any]] | None = (
             None  # start of the batch, its end, and its end as text
         )
@@ -190,8 +192,16 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _log.warning("%s", text)
         lease.leave(topic)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Settle the batch that ends at `start`, and return the end of the next batch."""
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Settle the batch that ends at `start`, and return the end of the next batch.
+
+        Spark 4.0 and 4.1 pass no arguments.
+        """
+        if start is None:
+            start = self._logged.start(self.initialOffset)
+        limit = limit or self.getDefaultReadLimit()
         known = offsets.read(start)
         if self._returned is not None and self._returned[0] == known:
             return self._returned[2]
@@ -458,6 +468,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         The name of the run is taken from `end`. When Spark replays the first batch of a query, it
         calls initialOffset again, so `start` has a new name that was never used.
         """
+        self._logged.note_planned(start, end)
         known, since = offsets.read(end), offsets.read(start)
         if since.run != known.run:
             since = Offset(known.run, {})
@@ -555,6 +566,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark waits for this call before it runs the next tasks, so it must be short.
         """
         known = self._committed = offsets.read(end)
+        if self._returned is not None and self._returned[0] == known:
+            self._logged.note(self._returned[2])
         if self._settling is None or self._settling_end != known:
             self._finish_settling()
             self._settle(self._open(known.run), known)

@@ -1,22 +1,30 @@
 """Replace parts of PySpark that the versions 4.0 and 4.1 lack.
 
-Because of this module, other modules need not check versions. Since 4.2 Spark passes the start of a
-batch to a streaming read. Without the start, a restarted query cannot find its messages after the
-last batch. So streaming reads are refused before 4.2. PySpark 4.0 also has no filters for batch
-reads, and no Arrow batches for streaming writes.
+Because of this module, other modules need not check versions. PySpark 4.0 and 4.1 have no limits of
+streaming reads, and do not pass the start of a batch to them. PySpark 4.0 also has no filters for
+batch reads, and no Arrow batches for streaming writes.
 """
 
 from __future__ import annotations
 
 import inspect
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
+
+from rmq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
     from pyspark.sql.types import StructType
 else:
     try:
@@ -27,10 +35,73 @@ else:
         class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             """A writer of streams that receives Arrow batches."""
 
+    try:
+        from pyspark.sql.streaming.datasource import (
+            ReadAllAvailable,
+            ReadLimit,
+            ReadMaxRows,
+            SupportsTriggerAvailableNow,
+        )
+    except ImportError:  # before Spark 4.2
 
-def has_starts() -> bool:
-    """Return whether this Spark passes the start of a batch to a streaming read."""
-    return find_spec("pyspark.sql.streaming.datasource") is not None
+        class ReadLimit:
+            """A limit of a batch."""
+
+        class ReadAllAvailable(ReadLimit):
+            """No limit. Spark 4.0 and 4.1 never pass it."""
+
+        @dataclass
+        class ReadMaxRows(ReadLimit):
+            """A maximum number of messages."""
+
+            max_rows: int
+
+        class SupportsTriggerAvailableNow:
+            """Spark 4.0 and 4.1 run one batch with this trigger, without a call to the source."""
+
+
+class LoggedOffset:
+    """The newest offset in Spark's log, which Spark 4.0 and 4.1 do not pass to latestOffset.
+
+    Other calls show the offset. The first call after a restart is `partitions`, with the newest
+    offset of the log as start and end. If the batch that ends there is not in the commit log, Spark
+    plans it before it calls latestOffset. In a new query, latestOffset is the first call. An offset
+    that latestOffset returned is in the log when Spark plans its batch, or when Spark commits the
+    batch before it.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Any] | None = None
+        self._is_asked = False  # whether Spark has called latestOffset without a start
+
+    def start(self, first: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the start of the next batch. For a new query, this is the result of `first`."""
+        self._is_asked = True
+        if self._newest is None:
+            self._newest = first()
+        return self._newest
+
+    def note(self, end: dict[str, Any]) -> None:
+        """Note that the offset `end` is in the log."""
+        self._newest = end
+
+    def note_planned(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        """Note that Spark plans the batch that ends at `end`.
+
+        Raises:
+            ConfigurationError: Spark called latestOffset before it showed the newest offset.
+        """
+        if self._is_asked and start == end != self._newest:
+            raise ConfigurationError(WRAPPED)
+        self.note(end)
+
+
+WRAPPED = (
+    "spark.sql.streaming.triggerAvailableNowWrapper.enabled: RMQ does not support it, because it "
+    "takes messages before the source knows its checkpoint. Switch it off. The trigger "
+    "availableNow then runs one batch. To read all waiting messages, use the default trigger, and "
+    "call query.processAllAvailable() and query.stop()"
+)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -42,6 +113,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 __all__ = [
     "DataSourceStreamArrowWriter",
+    "LoggedOffset",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
     "arrow_schema",
-    "has_starts",
 ]

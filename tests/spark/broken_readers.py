@@ -17,6 +17,9 @@ from spark_connector.query_lease import QueryLease
 from spark_connector.stream import Part, RmqStreamReader
 
 
+NAME = "rmq_storm"  # to pass to `format()`
+
+
 class SettlesEarly(RmqStreamReader):
     """Settles a batch as soon as tasks read it, whatever Spark's commit log says."""
 
@@ -83,7 +86,11 @@ def source_with(broken: str) -> type[RmqDataSource]:
     reader = variants.get(broken, RmqStreamReader)
 
     class Source(RmqDataSource):
-        """The data source, with such readers."""
+        """The data source, with such readers. Spark 4.0 refuses to register a known name."""
+
+        @classmethod
+        def name(cls) -> str:
+            return NAME
 
         def streamReader(self, schema: StructType) -> RmqStreamReader:
             return reader(options.stream(self.options), schema)

@@ -42,8 +42,12 @@ def pytest_report_header() -> str | None:
 
 def environment() -> dict[str, str]:
     """Set the environment in which Spark's Python processes run this checkout."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    home = Path(spec.origin).parents[1]  # of another version of Spark, beside the packages
     return {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{home}" if home.name != "site-packages" else str(ROOT),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -89,7 +89,7 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: 
             "leaseSeconds": str(lease_s), "ownerLeaseSeconds": "1", "onClaimLoss": loss,
             "rowsPerTask": "100",
         }  # fmt: skip
-        return spark.readStream.format("rmq").options(**asked).load()
+        return spark.readStream.format(broken_readers.NAME).options(**asked).load()
 
     def keep(rows: DataFrame, batch: int) -> None:
         values = sorted(row.value for row in rows.collect())
@@ -125,7 +125,7 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: 
     counted = home / "lapses" / str(os.getpid())
     while all(query.isActive for query in queries):
         progress = queries[-1].lastProgress
-        latest = json.loads(progress.sources[0].latestOffset) if progress else None
+        latest = json.loads(progress.sources[0].latestOffset or "null") if progress else None
         counted.with_suffix(".new").write_text(str((latest or {}).get("lapses", 0)))
         counted.with_suffix(".new").rename(counted)
         time.sleep(0.2)

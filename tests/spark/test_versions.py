@@ -20,9 +20,8 @@ from tests.spark.test_stream import Queries, fill, held, queries, topic
 __all__ = ["queries", "topic"]  # fixtures
 pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
 
-OLD = pyspark.__version__.startswith(("4.0.", "4.1."))  # they do not say where a batch starts
+OLD = pyspark.__version__.startswith(("4.0.", "4.1."))  # they do not pass the start of a batch
 PATIENCE_S = 120.0
-reads_streams = pytest.mark.skipif(OLD, reason="streaming reads are refused there")
 
 
 def run_until(queries: Queries, done: Callable[[], bool], **given: object) -> None:
@@ -36,7 +35,6 @@ def run_until(queries: Queries, done: Callable[[], bool], **given: object) -> No
     query.stop()
 
 
-@reads_streams
 def test_messages_come_once_are_settled_and_a_restart_continues(
     client: rmq.Client, topic: rmq.Topic, queries: Queries
 ) -> None:
@@ -50,8 +48,10 @@ def test_messages_come_once_are_settled_and_a_restart_continues(
     assert {row.attempt for _, rows in queries.batches for row in rows} == {1}
 
 
-@reads_streams
-@pytest.mark.parametrize("trigger", ["default", "availableNow"])
+@pytest.mark.parametrize(
+    "trigger",
+    ["default", pytest.param("availableNow", marks=pytest.mark.skipif(OLD, reason="one batch"))],
+)
 def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     client: rmq.Client, topic: rmq.Topic, queries: Queries, trigger: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     assert held(client, topic.name) == (0, 20)
 
 
-@reads_streams
+@pytest.mark.skipif(OLD, reason="it runs one batch there")
 def test_available_now_reads_all(client: rmq.Client, topic: rmq.Topic, queries: Queries) -> None:
     fill(topic, 25)
 
@@ -87,16 +87,93 @@ def test_available_now_reads_all(client: rmq.Client, topic: rmq.Topic, queries: 
     assert held(client, topic.name) == (0, 25)
 
 
-@pytest.mark.skipif(not OLD, reason="Spark says where a batch starts")
-def test_a_streaming_read_is_refused_before_any_message_is_received(
+@pytest.mark.skipif(not OLD, reason="it reads all")
+@pytest.mark.parametrize("trigger", ["availableNow", "once"])
+def test_each_run_has_one_batch_and_settles_the_batch_of_the_run_before(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries, trigger: str
+) -> None:
+    fill(topic, 15)
+
+    for sizes, state in (
+        ([0], (0, 0)),  # it writes the name of the query
+        ([0, 10], (10, 0)),
+        ([0, 10, 5], (5, 10)),
+        ([0, 10, 5], (0, 15)),
+    ):
+        queries.run(trigger=trigger, maxMessagesPerTrigger=10)
+        assert queries.sizes() == sizes
+        until = time.monotonic() + PATIENCE_S
+        while held(client, topic.name) != state:  # the source gives back what it took ahead
+            assert time.monotonic() < until, held(client, topic.name)
+            time.sleep(0.05)
+
+    assert queries.values() == list(range(15))
+
+
+def test_process_all_available_reads_and_settles_all(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries
+) -> None:
+    for first in (0, 25):
+        fill(topic, 25, first)
+        query = queries.start(trigger="default", maxMessagesPerTrigger=10)
+        query.processAllAvailable()
+        query.stop()
+
+        assert queries.values() == list(range(first + 25))
+        assert held(client, topic.name) == (0, first + 25)
+
+
+def test_a_batch_whose_commit_is_missing_is_replayed_with_the_same_rows(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries
+) -> None:
+    fill(topic, 20)
+    run_until(queries, lambda: held(client, topic.name) == (0, 20), maxMessagesPerTrigger=10)
+    fill(topic, 5, 20)
+
+    def fails(df: DataFrame, batch: int) -> None:
+        queries.keep(df, batch)
+        raise RuntimeError("the sink is full")
+
+    with pytest.raises(Exception, match="the sink is full"):
+        queries.start(fails, "default").awaitTermination()
+    assert held(client, topic.name) == (5, 20)
+    run_until(queries, lambda: held(client, topic.name) == (0, 25))
+
+    (number, failed), (again, repeated) = queries.batches[-2:]
+    assert (number, sorted(failed)) == (again, sorted(repeated))
+    assert len(failed) == 5
+
+
+def test_a_batch_that_no_task_has_read_is_not_settled(
     client: rmq.Client, topic: rmq.Topic, queries: Queries
 ) -> None:
     fill(topic, 5)
+    reads_none = queries.start(lambda df, batch: None, "default")
 
-    with pytest.raises(Exception, match=r"give it PySpark 4\.2 or later"):
-        queries.run()
+    with pytest.raises(Exception, match="no task has read any"):
+        reads_none.awaitTermination(PATIENCE_S)
+
+    assert held(client, topic.name) == (5, 0)
+
+
+@pytest.mark.skipif(not OLD, reason="the source supports the trigger there")
+def test_a_wrapped_trigger_is_refused_and_changes_nothing(
+    spark: SparkSession, client: rmq.Client, topic: rmq.Topic, queries: Queries
+) -> None:
+    queries.run()  # it writes the name of the query
+    fill(topic, 5)
+    wrapper = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+
+    spark.conf.set(wrapper, "true")
+    try:
+        with pytest.raises(Exception, match=f"{wrapper}: RMQ does not support it"):
+            queries.run()
+    finally:
+        spark.conf.unset(wrapper)
 
     assert held(client, topic.name) == (0, 0)
+    run_until(queries, lambda: held(client, topic.name) == (0, 5))
+    assert queries.values() == list(range(5))
 
 
 def test_a_streaming_write_publishes_each_row_once(
@@ -114,7 +191,6 @@ def test_a_streaming_write_publishes_each_row_once(
     assert taken(topic) == Counter(range(50))
 
 
-@reads_streams
 def test_a_copy_publishes_each_row_once(
     client: rmq.Client, topic: rmq.Topic, queries: Queries
 ) -> None:
