@@ -16,7 +16,6 @@ from spark_connector.progress import Progress
 from spark_connector.query_lease import QueryLease
 from spark_connector.stream import Part, RmqStreamReader
 
-
 NAME = "rmq_storm"  # to pass to `format()`
 
 
