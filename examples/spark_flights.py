@@ -2,8 +2,8 @@
 
 Every flight is a message. A streaming query reads them, adds up the delays of each airport and hour
 under a watermark, and writes them to parquet. A second query turns bad hours into priority
-messages, and a plain consumer takes these, the worst first. Both queries end by themselves
-(availableNow).
+messages, and a plain consumer takes these, the worst first. Both queries end
+when no row waits.
 
     python examples/spark_flights.py                      842 flights of one day, a private server
     python examples/spark_flights.py --url redis://...    on yours (or set RMQ_URL)
@@ -143,8 +143,9 @@ def alerts(hours: DataFrame) -> DataFrame:
 def run_to_end(frame: DataFrame, home: Path, name: str, **options: str) -> None:
     """Run a query over all waiting rows, and check that no row was dropped as too late."""
     writer = frame.writeStream.option("checkpointLocation", str(home / f"{name}.checkpoint"))
-    query = writer.options(**options).trigger(availableNow=True).start()
-    query.awaitTermination()
+    query = writer.options(**options).start()
+    query.processAllAvailable()
+    query.stop()
     for progress in query.recentProgress:
         dropped = sum(one.numRowsDroppedByWatermark for one in progress.stateOperators)
         assert not dropped, f"{name}: {dropped} rows came too late"

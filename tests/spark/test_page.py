@@ -61,7 +61,7 @@ def test_every_block_of_the_page_runs(
     history = spark.createDataFrame([("ada", n) for n in range(6)], "customer string, euros int")
     history.repartition(2).write.parquet(str(tmp_path / "history"))
     found = blocks((ROOT / "docs" / "spark.md").read_text())
-    assert len(found) == 16
+    assert len(found) == 17
     names: dict[str, Any] = {"__name__": "page"}
 
     for block in found:
