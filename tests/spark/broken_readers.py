@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 import rmq
-from spark_connector import RmqDataSource, options
+from spark_connector import RmqDataSource, offset, options
 from spark_connector.offset import Numbers
 from spark_connector.options import StreamOptions
 from spark_connector.progress import Progress
@@ -33,6 +33,17 @@ class SettlesEarly(RmqStreamReader):
             while not lease.was_read(held.topic, held.slot, held.after):
                 time.sleep(0.005)
             lease.query(held.topic).settle({held.slot: held.upto})
+
+
+class SettlesLogged(RmqStreamReader):
+    """Settles the newest logged batch after a restart on Spark 4.0, whether it has ended or not."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
+        if start == end:
+            known = offset.read(end)
+            for topic, at in known.topics.items():
+                self._open(known.run).query(topic).settle(at.slots)
+        return super().partitions(start, end)
 
 
 class DropsAhead(RmqStreamReader):
@@ -79,8 +90,8 @@ def _renew_all_or_end(lease: QueryLease, renews_lease: bool) -> bool:
 
 def source_with(broken: str) -> type[RmqDataSource]:
     variants: dict[str, type[RmqStreamReader]] = {
-        "settles-early": SettlesEarly, "drops-ahead": DropsAhead, "uncounted": Uncounted,
-        "ends-renewal": EndsRenewal,
+        "settles-early": SettlesEarly, "settles-logged": SettlesLogged,
+        "drops-ahead": DropsAhead, "uncounted": Uncounted, "ends-renewal": EndsRenewal,
     }  # fmt: skip
     reader = variants.get(broken, RmqStreamReader)
 

@@ -26,7 +26,8 @@ another password for a while. After a whole lease a consumer takes what waits. T
 other topics has to last, so nothing may come twice.
 
 Variants that are wrong on purpose, so the check has to find them: `--broken settles-early`,
-`--broken drops-ahead`, `--stale --broken unreplicated`, `--lease 3 --broken uncounted` and
+`--broken settles-logged` (on Spark 4.0 and 4.1), `--broken drops-ahead`,
+`--stale --broken unreplicated`, `--lease 3 --broken uncounted` and
 `--losses --broken ends-renewal`.
 """
 
@@ -61,7 +62,14 @@ KINDS = ("jvm", "runner", "worker", "group", "redis")
 EXECUTOR, FAILOVER, STALE, FROZEN = "executor", "failover", "stale", "frozen"  # of the options
 LOSS, LOSSES = "loss", ("deleted", "created again", "password")
 EXTRA, USER, PASSWORD = "extra", "reader", "secret"  # of --losses
-BROKEN = ("settles-early", "drops-ahead", "unreplicated", "uncounted", "ends-renewal")
+BROKEN = (
+    "settles-early",
+    "settles-logged",
+    "drops-ahead",
+    "unreplicated",
+    "uncounted",
+    "ends-renewal",
+)
 LOSS_LEASE_S = 8.0
 SENT_AT_ONCE = 400
 MOST = 2_000  # messages of a batch

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rmq
 from tests.servers import Server
+from tests.spark.storm import storm
 from tests.spark.target import taken
 from tests.spark.test_stream import Queries, fill, held, queries, topic
 
@@ -230,3 +231,20 @@ def test_a_batch_is_written_and_the_queue_is_read(
     assert sorted(int(bytes(row.value)) for row in found) == list(range(100))
     assert {row["at"] for row in found} == {noon}
     assert client.admin.stats(topic.name)["delivered"] == 0
+
+
+@pytest.mark.skipif(not OLD, reason="test_storm.py has it")
+@pytest.mark.timeout(900)
+def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    outcome = storm(tmp_path, kills=4, seed=7)
+
+    assert outcome.is_exact, outcome
+    assert outcome.sent > 0
+
+
+@pytest.mark.skipif(not OLD, reason="Spark passes the start of a batch")
+@pytest.mark.timeout(900)
+def test_check_of_a_storm_finds_a_logged_batch_that_is_settled(tmp_path: Path) -> None:
+    outcome = storm(tmp_path, kills=4, seed=7, broken="settles-logged")
+
+    assert outcome.missing > 0, outcome
