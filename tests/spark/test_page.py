@@ -93,7 +93,7 @@ def test_every_block_of_the_page_runs(
     assert all(row.day for row in archived)
     assert names["silver"].isStreaming
     query = names["silver"].writeStream.format("memory").queryName("silver")
-    names["run"](query, "silver").awaitTermination()
+    names["run"](query, "silver")
     assert spark.table("silver").where("order.customer = 'ada'").count() > 0
     with sqlite3.connect(tmp_path / "hourly.db") as db:
         assert set(db.execute("SELECT customer, euros FROM hourly")) == {("ada", 12), ("grace", 1)}
