@@ -41,8 +41,10 @@ class SettlesLogged(RmqStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         if start == end:
             known = offset.read(end)
+            lease = self._open(known.run)
             for topic, at in known.topics.items():
-                self._open(known.run).query(topic).settle(at.slots)
+                lease.hold(topic, {})
+                lease.query(topic).settle(at.slots)
         return super().partitions(start, end)
 
 
