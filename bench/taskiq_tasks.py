@@ -6,30 +6,25 @@ The list broker removes a task before it runs, and loses the tasks of a killed w
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from bench.child import ROOT
+from bench.adapters import BODY, CHUNK, SIDES, Figures, consumed, rows
 from bench.machine import settle, used_cpu_s
-from bench.measurement import Measurement, ratios_of
-from tests.servers import Server, die_with_parent
+from bench.measurement import Measurement
+from tests.servers import Server
 
-SIDES = ("rmq", "redis")
-CHUNK = 250  # tasks that a side publishes before the other side's turn
 TOGETHER = 50  # callers at a time
-LIMIT_S = 120.0
-BODY = "x" * 100
-
-Figures = dict[str, list[float]]
+TITLES = {
+    "one": "published tasks/s, one caller",
+    "many": f"published tasks/s, {TOGETHER} callers",
+    "consume": "consumed tasks/s",
+    "one us": "CPU of Redis to publish a task, one caller",
+    "many us": f"CPU of Redis to publish a task, {TOGETHER} callers",
+    "consume us": "CPU of Redis to consume a task",
+}
 
 
 def taskiq_tasks(server: Server, rounds: int, quick: bool) -> list[Measurement]:
@@ -49,7 +44,10 @@ def taskiq_tasks(server: Server, rounds: int, quick: bool) -> list[Measurement]:
             asyncio.run(_publish(raw, server.url, order, count, found))
             for side in order:
                 _consume(raw, server.url, side, 2 * count + 2, found[side])
-    return _rows(found)
+    titles = {
+        figure: f"{title}, to the list broker of taskiq-redis" for figure, title in TITLES.items()
+    }
+    return rows("taskiq", titles, ("one", "many", "consume"), found)
 
 
 async def _publish(
@@ -82,67 +80,9 @@ async def _publish(
 
 
 def _consume(raw: Any, url: str, side: str, count: int, found: Figures) -> None:
-    """Measure a worker that drains the queue."""
-    with tempfile.NamedTemporaryFile() as counter:
-        path, used = Path(counter.name), used_cpu_s(raw)
-        with _worker(url, side, path) as process:
-            began, first = _runs(path, process, 1)
-            ended, last = _runs(path, process, count)
-        found["consume"].append((last - first) / (ended - began))
-        found["consume us"].append((used_cpu_s(raw) - used) / count * 1e6)
-
-
-def _runs(path: Path, process: subprocess.Popen[bytes], least: int) -> tuple[float, int]:
-    """Wait for a number of runs. Return the time, and the number."""
-    until = time.monotonic() + LIMIT_S
-    while (size := path.stat().st_size) < least:
-        if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"the worker ran {size} of {least} tasks")
-        time.sleep(0.002)
-    return time.perf_counter(), size
-
-
-@contextmanager
-def _worker(url: str, side: str, counter: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a worker of one process. It ends with its last acks."""
-    env = {**os.environ, "BENCH_SIDE": side, "BENCH_URL": url, "BENCH_NAME": f"bench-{side}"}
-    env |= {"BENCH_COUNTER": str(counter), "PYTHONPATH": str(ROOT)}
-    words = ["worker", "bench.taskiq_app:worker", "--workers", "1", "--log-level", "ERROR"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "taskiq", *words],
-        cwd=ROOT, env=env, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _rows(sides: dict[str, Figures]) -> list[Measurement]:
-    ours, plain = sides["rmq"], sides["redis"]
-    measurements = []
-    for figure, title in (
-        ("one", "published tasks/s, one caller"),
-        ("many", f"published tasks/s, {TOGETHER} callers"),
-        ("consume", "consumed tasks/s"),
-        ("one us", "CPU of Redis to publish a task, one caller"),
-        ("many us", f"CPU of Redis to publish a task, {TOGETHER} callers"),
-        ("consume us", "CPU of Redis to consume a task"),
-    ):
-        is_cost = figure.endswith("us")
-        notes = {"rmq": ours[figure], "redis": plain[figure]}
-        ratios = ratios_of(ours[figure], plain[figure])
-        name = f"{title}, to the list broker of taskiq-redis"
-        target = None if is_cost else 1.0
-        measurements.append(
-            Measurement("taskiq", name, ratios, target=target, at_most=is_cost, notes=notes)
-        )
-        unit = "us" if is_cost else "tasks/s"
-        for side in SIDES:
-            measurements.append(Measurement("taskiq", f"  {side}", sides[side][figure], unit))
-    return measurements
+    """Measure a worker of one process that drains the queue."""
+    words = ["taskiq", "worker", "bench.taskiq_app:worker", "--workers=1", "--log-level=ERROR"]
+    env = {"BENCH_SIDE": side, "BENCH_URL": url, "BENCH_NAME": f"bench-{side}"}
+    rate, us = consumed(raw, words, env, count)
+    found["consume"].append(rate)
+    found["consume us"].append(us)
