@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the runs of tasks with an ETA show."""
+    """The faults that the runs of tasks with an ETA show."""
 
     lost: list[int]
     early: list[Run]

@@ -69,7 +69,7 @@ class Sent(NamedTuple):
 
 
 class Books:
-    """What was sent, what ran, and what was killed; says what is wrong.
+    """The tasks that were sent, their runs and the killed processes. `wrong` compares them.
 
     Attributes:
         sent: The tasks, by their numbers.

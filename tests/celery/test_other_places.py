@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import kombu
 import pytest
 
+from tests.adapters import place
 from tests.celery.test_transport import Inbox, publish
 from tests.celery.workers import Workers
-from tests.clusters import Cluster
-from tests.conftest import any_binary
 from tests.patience import PATIENCE_S, wait_for
-from tests.sentinels import Sentinels
 
+__all__ = ["place"]  # a fixture
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", params=["cluster", "sentinel"])
-def place(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a Cluster, then of sentinels."""
-    kinds = {
-        "cluster": lambda: Cluster(any_binary(), is_calm=True),
-        "sentinel": lambda: Sentinels(any_binary()),
-    }
-    made = kinds[request.param]()
-    yield made.url if isinstance(made.url, str) else made.url()
-    made.stop()
 
 
 def test_tasks_replies_and_fanouts_arrive(place, connect, name):

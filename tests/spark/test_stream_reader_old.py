@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,15 @@ def latest(reader: RmqStreamReader) -> Offset:
     return found  # type: ignore[no-any-return]
 
 
-def named(reader: RmqStreamReader) -> Offset:
-    """The offset of a new query after its empty batch, in the order of these versions."""
+def begun(
+    make: Make, topic: rmq.Topic, messages: int = 5, **options: Any
+) -> tuple[RmqStreamReader, Offset]:
+    """The reader of a new query and its offset after the empty batch, before messages came."""
+    reader = make(**options)
     start = latest(reader)
     assert reader.partitions(reader.initialOffset(), start) == []
-    return start
+    fill(topic, messages)
+    return reader, start
 
 
 def run_batch(reader: RmqStreamReader, start: Offset) -> tuple[Offset, list[int]]:
@@ -37,9 +42,7 @@ def run_batch(reader: RmqStreamReader, start: Offset) -> tuple[Offset, list[int]
 def test_each_batch_is_settled_by_the_next_call(
     client: rmq.Client, topic: rmq.Topic, make: Make
 ) -> None:
-    reader = make(maxMessagesPerTrigger=5)
-    start = named(reader)
-    fill(topic, 8)
+    reader, start = begun(make, topic, 8, maxMessagesPerTrigger=5)
 
     first, rows = run_batch(reader, start)
     assert state(client, topic)[2] == 0
@@ -54,9 +57,7 @@ def test_each_batch_is_settled_by_the_next_call(
 def test_a_committed_batch_is_settled_after_a_restart(
     client: rmq.Client, topic: rmq.Topic, make: Make
 ) -> None:
-    reader = make()
-    start = named(reader)
-    fill(topic, 5)
+    reader, start = begun(make, topic)
     end, _ = run_batch(reader, start)
 
     second = make()
@@ -70,9 +71,7 @@ def test_a_committed_batch_is_settled_after_a_restart(
 def test_an_unfinished_batch_is_settled_only_after_its_repetition(
     client: rmq.Client, topic: rmq.Topic, make: Make
 ) -> None:
-    reader = make()
-    start = named(reader)
-    fill(topic, 5)
+    reader, start = begun(make, topic)
     end, rows = run_batch(reader, start)
     fill(topic, 3, 5)
 
@@ -90,9 +89,7 @@ def test_an_unfinished_batch_is_settled_only_after_its_repetition(
 def test_an_offset_that_is_not_in_the_log_is_returned_again(
     client: rmq.Client, topic: rmq.Topic, make: Make
 ) -> None:
-    reader = make()
-    named(reader)
-    fill(topic, 5)
+    reader, _ = begun(make, topic)
 
     assert latest(reader) == latest(reader)
 
@@ -102,9 +99,7 @@ def test_an_offset_that_is_not_in_the_log_is_returned_again(
 def test_a_batch_without_partitions_is_in_the_log_when_spark_commits_the_batch_before(
     client: rmq.Client, topic: rmq.Topic, make: Make
 ) -> None:
-    reader = make()
-    start = named(reader)
-    fill(topic, 5)
+    reader, start = begun(make, topic)
     latest(reader)
     reader.commit(start)
 
@@ -117,9 +112,7 @@ def test_a_batch_without_partitions_is_in_the_log_when_spark_commits_the_batch_b
 def test_a_call_before_the_newest_offset_is_known_is_refused(
     client: rmq.Client, topic: rmq.Topic, make: Make
 ) -> None:
-    reader = make()
-    start = named(reader)
-    fill(topic, 5)
+    reader, start = begun(make, topic)
     end, _ = run_batch(reader, start)
     second = make()
     latest(second)  # for a prepared Trigger.AvailableNow

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.clusters import Cluster
-from tests.conftest import any_binary
+from tests.adapters import place
 from tests.patience import wait_for
-from tests.sentinels import Sentinels
 from tests.taskiq import shop
 from tests.taskiq.workers import Workers
 
+__all__ = ["place"]  # a fixture
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", params=["cluster", "sentinel"])
-def place(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a Cluster, then of sentinels."""
-    kinds = {
-        "cluster": lambda: Cluster(any_binary(), is_calm=True),
-        "sentinel": lambda: Sentinels(any_binary()),
-    }
-    made = kinds[request.param]()
-    yield made.url if isinstance(made.url, str) else made.url()
-    made.stop()
 
 
 async def test_tasks_of_a_killed_worker_come_back_and_results_are_read(place, server, name):
