@@ -184,7 +184,7 @@ def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
     for heading, pages in lists_of(index).items():
         lines += ["", f"## {heading}", ""]
         for label, path in pages:
-            name = ((ROOT / "docs" / path).resolve()).relative_to(ROOT)
+            name = (ROOT / "docs" / path).resolve().relative_to(ROOT)
             lines.append(f"- [{label}](_sources/{name}.md.txt)")
     (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
 

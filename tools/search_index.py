@@ -75,20 +75,15 @@ async def write(pages: Mapping[str, str], into: Path) -> None:
             await index.add_html_file(content=content, url=url)
 
 
-def make(site: Path, into: Path, settings: Mapping[str, Any]) -> int:
+def make(site: Path, into: Path, settings: Mapping[str, Any]) -> None:
     """Index the pages of a built site.
 
     Args:
         site: Directory that Sphinx has written.
         into: Directory of the index.
         settings: Settings of the search, as in docs/site/search.toml.
-
-    Returns:
-        Number of indexed pages.
     """
-    pages = contents(site, settings)
-    asyncio.run(write(pages, into.resolve()))
-    return len(pages)
+    asyncio.run(write(contents(site, settings), into.resolve()))
 
 
 def main() -> None:

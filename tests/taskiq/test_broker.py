@@ -108,6 +108,25 @@ async def test_labels_become_options_of_the_message(make_broker):
     assert 3590 < (delayed.due - datetime.now(UTC)).total_seconds() < 3601
 
 
+async def test_groups_of_a_topic_are_read_once(make_broker, monkeypatch):
+    broker = make_broker(groups=rmq.Groups())
+    opened, open_topic = [], rmq.AsyncTopic.open
+
+    def noting(topic, *given):
+        opened.append(topic.name)
+        return open_topic(topic, *given)
+
+    monkeypatch.setattr(rmq.AsyncTopic, "open", noting)
+
+    @broker.task
+    async def task() -> None: ...
+
+    for _ in range(3):
+        await task.kicker().with_labels(group="oven").kiq()
+
+    assert opened == [broker.queue_name]
+
+
 @pytest.mark.parametrize(
     ("labels", "text"),
     [

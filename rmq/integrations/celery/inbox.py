@@ -115,7 +115,7 @@ class Inbox:
         self._held: dict[str, Unsettled] = {}
         self._counts: Counter[Any] = Counter()  # held deliveries, by channel
         # Settlements that are repeated, because Redis could not be reached.
-        self._unsettled: list[tuple[Verb, rmq.Consumer, dict[str, Unsettled]]] = []
+        self._unsettled: list[tuple[Verb, Iterable[str]]] = []
         self._acks = AckSender(partial(self.settle, "ack"))
         self._gathers_acks = False
         # A renewal changes the receipts, so no delivery is settled while its lease is renewed.
@@ -364,16 +364,15 @@ class Inbox:
     def ack(self, tag: str) -> None:
         """Settle a message as done. In an event loop, acks of the same time are sent together."""
         held = self._held.get(tag)
-        if held is None or self._pid != os.getpid() or not self._gathers_acks:
+        gathers = self._gathers_acks and self._pid == os.getpid()
+        if held is None or not gathers or not self._acks.add(tag):
             self.settle("ack", [tag])
-        elif not self._acks.add(tag):
-            self.settle("ack", [tag])  # the connection is being closed
-        else:
-            with self._changed:
-                self._uncount(held)
-                room = self._room(held.channel)
-                if room == 1 or _is_half(room, held.channel.qos):  # not for each ack
-                    self._changed.notify_all()
+            return
+        with self._changed:
+            self._uncount(held)
+            room = self._room(held.channel)
+            if room == 1 or _is_half(room, held.channel.qos):  # not for each ack
+                self._changed.notify_all()
 
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
         """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
@@ -389,17 +388,17 @@ class Inbox:
                 self._settle(verb, consumer, part)
             except StorageError as error:
                 log.warning("%s of %d messages is repeated later: %s", verb, len(part), error)
-                self._unsettled.append((verb, consumer, part))
+                self._unsettled.append((verb, part))
             except RMQError as error:
                 log.warning("%s of %d messages: %s", verb, len(part), error)
                 self._forget(part)
 
     def _settle(self, verb: Verb, consumer: rmq.Consumer, part: dict[str, Unsettled]) -> None:
-        deliveries = [held.delivery for held in part.values()]
+        given = [held.delivery for held in part.values()]
         with self._renewing[consumer]:
             # A renewal may have lost some. The consumer would refuse them together with all others.
-            settled = [delivery for delivery in deliveries if delivery.is_settled]
-            deliveries = [delivery for delivery in deliveries if delivery not in settled]
+            settled = [delivery for delivery in given if delivery.is_settled]
+            deliveries = [delivery for delivery in given if not delivery.is_settled]
             if verb == "ack":
                 lost = consumer.ack(deliveries)
             elif verb == "reject":
@@ -430,8 +429,8 @@ class Inbox:
 
     def _repeat_settlements(self) -> None:
         unsettled, self._unsettled = self._unsettled, []
-        for verb, _, part in unsettled:
-            self.settle(verb, part)
+        for verb, tags in unsettled:
+            self.settle(verb, tags)
 
     def close(self) -> None:
         """Give back all deliveries, and end the threads."""
@@ -440,8 +439,7 @@ class Inbox:
         self._acks.close()  # before the consumers release what is not settled
         self._closing.set()
         self.note_room()
-        with contextlib.suppress(RMQError):
-            self._repeat_settlements()
+        self._repeat_settlements()
         consumers = [each.consumer for each in self._sources.values() if each.consumer]
         for consumer in (*consumers, *self._getters.values()):
             with contextlib.suppress(RMQError):

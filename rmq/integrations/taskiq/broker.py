@@ -75,6 +75,7 @@ class Broker(AsyncBroker):
         self._client: rmq.AsyncClient | None = None
         self._topics: dict[tuple[str, str], rmq.AsyncTopic] = {}
         self._topic(queue_name)
+        self._with_groups: set[str] = set()  # topics that have groups, as far as it was read
         self._inboxes: list[Inbox] = []
         self._received: defaultdict[str, deque[RunningTask]] = defaultdict(deque)
         self.add_middlewares(_Hooks())
@@ -119,23 +120,26 @@ class Broker(AsyncBroker):
 
     # --- send -----------------------------------------------------------------------------------
 
-    async def check_labels(self, labels: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the name of the topic and the options of the send for the labels of a task.
+    async def check_labels(self, labels: Mapping[str, Any]) -> None:
+        """Check the labels of a task.
 
         Raises:
             InvalidValue: A label has a wrong value.
         """
-        queue = str(labels.get("queue_name") or self.queue_name)
-        options = send_options(labels)
-        if "group" in options:
-            topic = self._topic(queue)
-            await topic.open()
-            if topic.settings.groups is None:
-                raise InvalidValue(
-                    f"label group: {options['group']!r}, but the topic {queue!r} has no groups; "
-                    "give Broker(..., groups=rmq.Groups()), or for an existing topic: rmq topic set"
-                )
-        return queue, options
+        queue, options = self._queue_of(labels), send_options(labels)
+        if "group" not in options or queue in self._with_groups:
+            return
+        topic = self._topic(queue)
+        await topic.open()
+        if topic.settings.groups is None:
+            raise InvalidValue(
+                f"label group: {options['group']!r}, but the topic {queue!r} has no groups; "
+                "give Broker(..., groups=rmq.Groups()), or for an existing topic: rmq topic set"
+            )
+        self._with_groups.add(queue)
+
+    def _queue_of(self, labels: Mapping[str, Any]) -> str:
+        return str(labels.get("queue_name") or self.queue_name)
 
     async def kick(self, message: BrokerMessage) -> None:
         """Send a task.
@@ -147,7 +151,7 @@ class Broker(AsyncBroker):
             InvalidValue: A label has a wrong value.
             RMQError: The same errors as `rmq.AsyncTopic.send` raises.
         """
-        queue, options = await self.check_labels(message.labels)
+        queue, options = self._queue_of(message.labels), send_options(message.labels)
         options["type"] = type_of(message.task_name)
         try:
             await self._send(queue, message.message, options)

@@ -133,7 +133,7 @@ class Inbox:
             return task
 
     def _read(self, delivery: rmq.AsyncDelivery) -> tuple[bytes, TaskiqMessage]:
-        """Return the bytes for the receiver, and what the receiver will read in them."""
+        """Return the bytes for the receiver, and the message that they encode."""
         data = self._data_of(delivery)
         message = self._broker.formatter.loads(data)
         message.parse_labels()
@@ -241,7 +241,7 @@ class Inbox:
                 is_lost.set_result(delivery in lost)
 
     def note_end(self, task: RunningTask, ended: asyncio.Task[Any]) -> None:
-        """Note that a task has ended, perhaps without an ack."""
+        """Note that a task has ended, with or without an ack."""
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             trace = None if isinstance(error, RMQError) else error
