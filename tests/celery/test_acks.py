@@ -141,3 +141,29 @@ def test_a_publish_is_one_command(connect, raw) -> None:
 
 def _scripts(raw: Any) -> int:
     return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def test_an_unknown_error_ends_no_acks_and_gives_the_messages_back(
+    connect, name, hub, monkeypatch, caplog
+) -> None:
+    connection, other = connect(), connect()
+    connection.register_with_event_loop(hub)
+    inbox = Inbox(connection, "q", prefetch_count=100)
+    ack, failed = rmq.Consumer.ack, threading.Event()
+
+    def fail_once(self: rmq.Consumer, *args: Any) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError("a fault")
+        return ack(self, *args)
+
+    monkeypatch.setattr(rmq.Consumer, "ack", fail_once)
+    publish(other, 0)
+    inbox.wait(1)
+    wait_for(lambda: not connection.transport.inbox._held, "the message is not renewed")
+    publish(other, 1)
+    inbox.wait(2)
+    wait_for(lambda: counts(other, name)["settled"] == 1)
+
+    assert "ack of 1 messages: they may run again" in caplog.text
+    assert "ZeroDivisionError" in caplog.text

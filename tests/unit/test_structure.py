@@ -63,11 +63,11 @@ FILES = sorted(
 # Acks of Celery's workers that are sent together, and short sends of typed messages: 91 lines and
 # 1 file.
 # Dedup keys of Django's tasks, and workers in several processes: 81 lines and 1 file.
-# Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 8 lines.
+# Settlements of Celery's tasks that wait for renewals, and deleted topics of deliveries: 11 lines.
 # taskiq on RMQ: 495 lines and 6 files; values of shared data, lost cancellations of redis-py.
 # The outbox of Django on MariaDB: 2 lines.
 # Settlements of taskiq's tasks that wait for renewals: 12 lines.
-LIMITS = {"lines": 54_172, "files": 494, "private": 78}
+LIMITS = {"lines": 54_175, "files": 494, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

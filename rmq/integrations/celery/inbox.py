@@ -392,6 +392,9 @@ class Inbox:
             except RMQError as error:
                 log.warning("%s of %d messages: %s", verb, len(part), error)
                 self._forget(part)
+            except Exception:  # a fault of RMQ must not end the thread that acks
+                log.exception("%s of %d messages: they may run again", verb, len(part))
+                self._forget(part)
 
     def _settle(self, verb: Verb, consumer: rmq.Consumer, part: dict[str, Unsettled]) -> None:
         given = [held.delivery for held in part.values()]
