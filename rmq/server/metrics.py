@@ -108,6 +108,7 @@ class ServerMetrics:
         )
         yield from self._of_queries()
         yield self._family(metrics.LEADER, [((), int(self._state.leads()))])
+        yield self._family(metrics.BUILD, [((packages.VERSION,), 1)])
         services = [((status.name,), status) for status in self._state.services()]
         idle = [(of, status.idle_s) for of, status in services if status.idle_s is not None]
         yield self._family(metrics.SERVICE_IDLE, idle)

@@ -147,6 +147,7 @@ def test_metrics_count_messages_and_name_each_series_once(
     series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series))
     assert re.search(r"^rmq_server_leader 1\.0$", text, re.MULTILINE)
+    assert f'\nrmq_build_info{{version="{rmq.__version__}"}} 1.0\n' in text
     assert 'rmq_topic_events_total{event="accepted",topic="orders"} 3.0' in text
     age = re.search(r'^rmq_oldest_due_seconds{topic="orders"} (.*)$', text, re.MULTILINE)
     assert age is not None

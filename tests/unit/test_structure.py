@@ -67,7 +67,8 @@ FILES = sorted(
 # taskiq on RMQ: 495 lines and 6 files; values of shared data, lost cancellations of redis-py.
 # The outbox of Django on MariaDB: 2 lines.
 # Settlements of taskiq's tasks that wait for renewals: 12 lines.
-LIMITS = {"lines": 54_175, "files": 494, "private": 78}
+# The version among the metrics: 4 lines.
+LIMITS = {"lines": 54_179, "files": 494, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -307,6 +307,9 @@ QUERIES_NOT_COUNTED = Metric(
     "Queries without series: only the 100 that hold the most messages have series.",
 )  # fmt: skip
 LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 if this server leads, else 0.")
+BUILD = Metric(
+    "rmq_build_info", "gauge", "servers", ("version",), "Always 1; the label has the version of RMQ."
+)
 SERVICE_IDLE = Metric(
     "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
     "Time since a run of a service of this server last succeeded.",
@@ -327,7 +330,7 @@ SERVER_METRICS = (
     TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,
-    LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
+    LEADER, BUILD, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------
