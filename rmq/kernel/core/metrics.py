@@ -308,7 +308,7 @@ QUERIES_NOT_COUNTED = Metric(
 )  # fmt: skip
 LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 if this server leads, else 0.")
 BUILD = Metric(
-    "rmq_build_info", "gauge", "servers", ("version",), "Always 1; the label has the version of RMQ."
+    "rmq_build_info", "gauge", "servers", ("version",), "Always 1; its label is the version of RMQ."
 )
 SERVICE_IDLE = Metric(
     "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
