@@ -33,7 +33,7 @@ PLAIN_ENGLISH = {
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
     "configuration", "completion", "compressed", "content", "explain", "top", "rmq",
-    "total", "seconds",
+    "total", "seconds", "build", "info",
     "sent", "handled", "received", "held", "format", "encrypted", "offloaded",
     # errors and states
     "already", "cancelled", "as", "completed",
