@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+import rmq
+from tests import clusters
+from tests.spark import storm as storms
 from tests.spark.conftest import MISSING
 from tests.spark.long import long
 from tests.spark.storm import (
+    AHEAD,
+    COPIES,
     EXECUTOR,
     FAILOVER,
     FROZEN,
@@ -18,6 +25,7 @@ from tests.spark.storm import (
     LOSS_LEASE_S,
     STALE,
     CheckpointRefused,
+    Storm,
     compare,
     storm,
 )
@@ -114,6 +122,41 @@ def test_check_of_a_storm_finds_a_renewal_that_ends_with_one_topic(tmp_path: Pat
 
     assert not outcome.is_exact, outcome
     assert outcome.lapsed > 0, outcome
+
+
+class _Copied(NamedTuple):
+    """Sends messages as the query that copies would send them."""
+
+    topic: rmq.Topic
+
+    def new_id(self, basis: str) -> rmq.MessageId:
+        return self.topic.new_id(basis)
+
+    def send_many(self, batch: list[rmq.Outgoing]) -> None:
+        self.topic.send_many(
+            [rmq.Outgoing({"n": one.body, "first": 1}, id=one.id) for one in batch]
+        )
+
+
+def test_a_storm_sends_more_messages_after_its_consumer_has_taken_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the producer waits for a batch, and the drivers wait for messages."""
+    monkeypatch.setattr(storms, "MOST", 20)
+    played = Storm(tmp_path, kills=0, seed=1, own=LOSS, lease_s=LOSS_LEASE_S, broken="")
+    with rmq.Client(played._url) as client:
+        topics = [_Copied(client.topic(name)) for name in COPIES]
+        producer = threading.Thread(target=played._produce, args=(topics,), daemon=True)
+        try:
+            producer.start()
+            clusters.until(lambda: played._sent > 20 * AHEAD)
+            sent = played._sent
+            played._consume(client)
+            clusters.until(lambda: played._sent > sent, text="the producer sends again")
+        finally:
+            played._ended.set()
+            producer.join()
+            played._redis.stop()
 
 
 @pytest.mark.parametrize(
