@@ -270,16 +270,17 @@ class Measured:
             },
         }
 
-    def idle(self, slots: int, trigger_ms: int, seconds: float) -> Found:
+    def idle(self, slots: int, trigger_ms: int, seconds: float, topics: int = 1) -> Found:
         """Return the commands per second of a query without messages, and % of a core.
 
         Args:
-            slots: Slots of the topic.
+            slots: Slots of each topic.
             trigger_ms: Time between two triggers; 0: Spark's default, one after the other.
             seconds: Duration, s.
+            topics: Number of topics.
         """
-        topic = self._topic(slots, slots, 10)
-        writer = self._load(topic.name).writeStream.format("noop")
+        names = [self._topic(slots, slots, 10).name for _ in range(topics)]
+        writer = self._load(",".join(names)).writeStream.format("noop")
         if trigger_ms:
             writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
         query = writer.option("checkpointLocation", self._checkpoint()).start()

@@ -46,6 +46,7 @@ class Size(NamedTuple):
         many: Slots of the part slots.
         idle: Slots of the part idle.
         idle_s: Duration of the part idle, s.
+        idle_topics: Topics of the last row of the part idle.
         sent: Messages of the part latency.
         snapshot: Rows of the part snapshot.
         memory: Rows and bytes of a body of each batch of the part memory.
@@ -55,14 +56,15 @@ class Size(NamedTuple):
     slot_rows: int = 50_000
     many: int = 256
     idle: tuple[int, ...] = (4, 64, 256)
-    idle_s: float = 8.0
+    idle_s: float = 30.0  # six rounds of renewals, and each topic's settings are read once
+    idle_topics: int = 40
     sent: int = 80
     snapshot: int = 400_000
     memory: tuple[tuple[int, int], ...] = ((10_000, 200), (1_000_000, 200), (4_000, 100_000))
 
 
 QUICK = Size(
-    10_000, 2_000, 16, (4,), 1.0, 10, 10_000, ((1_000, 200), (10_000, 200), (100, 100_000))
+    10_000, 2_000, 16, (4,), 1.0, 4, 10, 10_000, ((1_000, 200), (10_000, 200), (100, 100_000))
 )
 
 
@@ -222,6 +224,9 @@ def idle(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
             question = {"measure": "idle", "slots": count, "trigger_ms": trigger_ms,
                         "seconds": size.idle_s}  # fmt: skip
             asked |= _with_other(sides, question, f"idle, {count} slots, {title}")
+    question = {"measure": "idle", "slots": 16, "trigger_ms": 0, "seconds": size.idle_s,
+                "topics": size.idle_topics}  # fmt: skip
+    asked |= _with_other(sides, question, f"idle, {size.idle_topics} topics of 16 slots")
     measured = []
     for name, answers in _turns(asked, 1, warm=False).items():
         target = None if sides.other and name.endswith(sides.name) else 10.0

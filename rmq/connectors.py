@@ -16,6 +16,7 @@ from rmq.client.shared_data import AsyncSharedData, AsyncSharedSubscription, Pub
 from rmq.client.shared_data_blocking import SharedData, SharedSubscription
 from rmq.features.spark.fail_flows import FailedMessage, Failures
 from rmq.features.spark.flows import Settlement
+from rmq.features.spark.joint_queries import JointQueries
 from rmq.features.spark.query import Held, open_parts
 from rmq.features.spark.read_flows import Block, HeldPart
 from rmq.features.spark.stage import check_text as check_query
@@ -29,8 +30,8 @@ from rmq.kernel.transport.url import Address, parse as parse_url, redact as reda
 
 __all__ = [
     "BARE", "ID_BYTES", "ID_CHARS", "Address", "AsyncSharedData", "AsyncSharedSubscription",
-    "Block", "Codec", "FailedMessage", "Failures", "Held", "HeldPart", "Merge", "Published",
-    "QueueBlock", "QueueName", "QueuePart", "Record", "Settlement", "SharedData",
+    "Block", "Codec", "FailedMessage", "Failures", "Held", "HeldPart", "JointQueries", "Merge",
+    "Published", "QueueBlock", "QueueName", "QueuePart", "Record", "Settlement", "SharedData",
     "SharedSubscription",
     "check_name", "check_query", "codec_of", "envelope_of", "fields_of", "id_texts", "is_bare",
     "open_parts", "open_queue", "parse_queue", "parse_url", "redact_url", "value_of",

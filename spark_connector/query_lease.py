@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import rmq
-from rmq.connectors import Held
+from rmq.connectors import Held, JointQueries
 from rmq.errors import OutcomeUnknown, QueryOwned, TopicNotFound, TopicVanished, Unavailable
 from spark_connector.connection import RETRY_S, connect, retry_while_away
 from spark_connector.offset import Numbers, Offset, Position
@@ -30,7 +30,6 @@ from spark_connector.options import StreamOptions
 _MIN_OWNER_S = 1.0  # shortest owner lease
 _JVM_CHECK_S = 1.0  # time between two checks whether the JVM is alive
 _log = logging.getLogger("spark_connector")
-_TURN_S = 0.01  # longest wait for a signal from one of several topics
 T = TypeVar("T")
 
 
@@ -74,6 +73,7 @@ class QueryLease:
         self.report: Callable[[], dict[str, int]] | None = None  # figures sent with a renewal
         self._client = connect(options.at)
         self._queries: dict[str, rmq.Query] = {}
+        self._joint = JointQueries(self._client._transport)
         self._retry_s = min(RETRY_S, options.lease_s)
         self.lost: set[str] = set()  # topics that are gone, if onTopicLoss is `continue`
         self._ours: set[str] = set()  # topics whose query this process owns
@@ -232,18 +232,22 @@ class QueryLease:
         """
         report = self.report() if self.report is not None else None
         are_renewed = True
-        for topic in list(self._ours):
-            try:
-                self.query(topic).keep(self._held_slots(topic) if renews_lease else (), report)
-            except QueryOwned:
-                raise
-            except (TopicNotFound, TopicVanished) as error:
+        queries = {self.query(topic): topic for topic in list(self._ours)}
+        slots = {
+            query: self._held_slots(topic) if renews_lease else ()
+            for query, topic in queries.items()
+        }
+        for query, error in self._joint.keep(slots, report).items():
+            topic = queries[query]
+            if isinstance(error, QueryOwned):
+                raise error
+            if isinstance(error, (TopicNotFound, TopicVanished)):
                 self._ours.discard(topic)
                 try:
                     self._lose(topic, error)
                 except rmq.RMQError as loss:
                     self._ended_by = loss
-            except rmq.RMQError as error:
+            else:
                 are_renewed = False
                 if not isinstance(error, (Unavailable, OutcomeUnknown)):
                     _log.warning("the lease in topic %r was not renewed: %s", topic, error)
@@ -287,6 +291,9 @@ class QueryLease:
         newest = {topic: dict(numbers) for topic, numbers in after.items()}
         left = math.inf if most is None else most
         hungry = [topic for topic in newest if topic not in self.lost]
+        if left > 0:
+            asked = [self.query(topic) for topic in hungry]
+            retry_while_away(partial(self._joint.ask, asked), self._retry_s)
         while hungry and left > 0:
             still_hungry = []
             for place, topic in enumerate(hungry):
@@ -316,16 +323,8 @@ class QueryLease:
 
     def wait(self, topics: Iterable[str], seconds: float) -> None:
         """Wait until messages may be available, for at most the number of seconds in `seconds`."""
-        until, topics = time.monotonic() + seconds, list(topics)
-        while (left_s := until - time.monotonic()) > 0:
-            present = [topic for topic in topics if topic not in self.lost]
-            if not present:
-                time.sleep(left_s)
-                return
-            turn_s = left_s if len(present) == 1 else min(_TURN_S, left_s)
-            for topic in present:
-                if self._unless_gone(topic, partial(self.query(topic).wait, turn_s), False):
-                    return
+        present = [self.query(topic) for topic in topics if topic not in self.lost]
+        retry_while_away(partial(self._joint.wait, present, seconds), self._retry_s)
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
         """Return whether a task has read messages of a slot after the sequence number `since`."""
@@ -395,9 +394,7 @@ class QueryLease:
         self.lost.add(topic)
         for numbers in (self._holding, self._settled, self._ended):
             numbers.pop(topic, None)
-        query = self._queries.pop(topic, None)
-        if query is not None:
-            query.close()
+        self._queries.pop(topic, None)
 
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
         """Stop renewing, so that another driver can continue at once.
@@ -420,8 +417,7 @@ class QueryLease:
                         break  # Redis cannot be reached
                     except rmq.RMQError as error:
                         _log.debug("at the end of the query: %s", error)
-        for query in self._queries.values():
-            query.close()
+        self._joint.close()
         self._client.close()
 
 

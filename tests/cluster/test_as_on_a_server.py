@@ -9,7 +9,7 @@ from tests.cluster.adopting import adopt
 
 MODULES = (
     "test_life", "test_sending", "test_pages", "test_durability", "test_topic_change", "test_query",
-    "test_topic_pause", "test_limits", "test_ordered",
+    "test_joint_queries", "test_topic_pause", "test_limits", "test_ordered",
 )  # fmt: skip
 # These look at one server: at an ACL that only one node has, at the counts of all slots at one
 # moment (nodes are asked one by one, so a message may be counted twice).

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from rmq.errors import (
     TopicVanished,
 )
 from rmq.features.spark import flows
+from rmq.features.spark.joint_queries import LOOK_S, JointQueries
+from rmq.kernel.topic.context import FOLLOW_S
+from spark_connector.query_lease import QueryLease
 from spark_connector.stream import RmqStreamReader
 from tests.servers import Server
 from tests.spark.reading import (
@@ -250,6 +255,70 @@ def _forgets(known: flows.Known, slots: int) -> None:
     known.ready_at = [None] * slots
 
 
+@pytest.mark.parametrize("jointly", [True, False])
+def test_an_idle_query_of_forty_topics_sends_few_scripts(
+    server: Server,
+    client: rmq.Client,
+    name: str,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    jointly: bool,
+) -> None:
+    """Count the scripts of each kind of round. The control waits for one topic after another."""
+    names = [f"{name}-{n}" for n in range(40)]
+    for each in names:
+        client.topic(each, slots=16).open()
+    reader = make(subscribe=",".join(names), pollWaitMs=50)
+    at = begun(reader)
+    lease = reader._query_lease
+    assert lease is not None
+    lease._stopped.set()  # the rounds of renewal are counted below
+    if not jointly:
+        monkeypatch.setattr(lease._joint, "ask", lambda queries: None)
+        monkeypatch.setattr(lease, "wait", partial(_wait_in_turn, lease))
+        for each in names:
+            lease.query(each)._flows.known.is_joint = False
+    for _ in range(3):
+        assert latest(reader, at) == at
+
+    with redis.Redis.from_url(server.url) as there:
+
+        def scripts_of(call: Callable[[], object], rounds: int) -> float:
+            before = _scripts(there)
+            for _ in range(rounds):
+                call()
+            return (_scripts(there) - before) / rounds
+
+        def look() -> None:
+            lease._joint._look_at = 0.0
+            reader.latestOffset(at, reader.getDefaultReadLimit())
+
+        looks = scripts_of(look, 5)
+        renewals = scripts_of(lambda: lease._renew_topics(False), 3)
+
+    a_second = looks / LOOK_S + renewals / (reader._options.owner_s / 3)
+    a_second += len(names) / FOLLOW_S  # each topic's settings are read again
+    assert renewals == 40
+    assert (a_second <= 10) is jointly, (looks, renewals)
+    client.topic(names[31]).send(7)
+    end = latest(reader, at)
+    while end == at:
+        end = latest(reader, at)
+    assert rows(reader, planned(reader, at, end)) == [(names[31], 7)]
+
+
+def _scripts(there: redis.Redis) -> int:
+    stats: Any = there.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "fcall"))
+
+
+def _wait_in_turn(lease: QueryLease, topics: Iterable[str], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    for each in topics:
+        if time.monotonic() >= until or lease.query(each).wait(0.01):
+            return
+
+
 GONE = "deleted"
 ANEW = "deleted and created again"
 
@@ -383,15 +452,15 @@ def test_a_topic_that_cannot_be_renewed_keeps_no_other_topic_from_its_renewal(
         raw.set(slot, "of another program")
     elif how == "refused":
         denied = AccessDenied("as while a password is replaced")
-        keep = rmq.Query.keep
+        keep = JointQueries.keep
         until = time.monotonic() + 0.7
 
-        def refuse(query: rmq.Query, *args: Any) -> None:
+        def refuse(joint: JointQueries, slots: Any, *args: Any) -> dict[rmq.Query, rmq.RMQError]:
             if time.monotonic() < until:
-                raise denied
-            keep(query, *args)
+                return dict.fromkeys(slots, denied)
+            return keep(joint, slots, *args)
 
-        monkeypatch.setattr(rmq.Query, "keep", refuse)
+        monkeypatch.setattr(JointQueries, "keep", refuse)
     else:
         lost(client, second, how)
 

@@ -68,7 +68,8 @@ FILES = sorted(
 # The outbox of Django on MariaDB: 2 lines.
 # Settlements of taskiq's tasks that wait for renewals: 12 lines.
 # The version among the metrics: 4 lines.
-LIMITS = {"lines": 54_179, "files": 494, "private": 78}
+# Topics of one query that call Redis together: 167 lines and 1 file.
+LIMITS = {"lines": 54_340, "files": 495, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

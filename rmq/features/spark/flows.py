@@ -61,15 +61,18 @@ class Known:
             take. NEVER means that a wake-up will announce messages. None means unknown.
         look_at: Time at which some slots are checked even without a wake-up, because a wake-up can
             get lost.
+        is_joint: Whether a JointQueries object receives the wake-ups, and decides which slots to
+            check. Then `subscription` and `look_at` are not used.
     """
 
-    __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
+    __slots__ = ("_turn", "is_joint", "look_at", "newest", "ready_at", "subscription")
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.newest: dict[int, int] | None = None
         self.ready_at: list[float | None] = []
         self.look_at = 0.0
+        self.is_joint = False
         self._turn = 0
 
     def forget(self) -> None:
@@ -79,7 +82,7 @@ class Known:
 
     def fit(self, slots: int) -> None:
         """Adapt the cache to the number of slots. Clear the cache if there are no wake-ups."""
-        if self.subscription.connection is None:
+        if self.subscription.connection is None and not self.is_joint:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
 
@@ -176,17 +179,41 @@ class QueryFlows:
         """Run calls that Redis permits only to the owner of the query."""
         answers: list[T] = yield from pipeline(calls)
         for answer in answers:
-            if answer.owner:
-                left_s = max(0.0, answer.left_ms / 1000)
-                raise QueryOwned(
-                    f"query {self.lease.run} of topic {self.context.name!r} is run by "
-                    f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
-                    f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
-                    "share one checkpoint. Stop the other driver, or give this driver a checkpoint "
-                    "and an output of its own",
-                    left_s,
-                )
+            self.check_owner(answer)
         return answers
+
+    def check_owner(self, answer: QueryLog | QuerySettleReply) -> None:
+        """Raise QueryOwned if a reply names another owner of the query."""
+        if answer.owner:
+            left_s = max(0.0, answer.left_ms / 1000)
+            raise QueryOwned(
+                f"query {self.lease.run} of topic {self.context.name!r} is run by "
+                f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
+                "share one checkpoint. Stop the other driver, or give this driver a checkpoint "
+                "and an output of its own",
+                left_s,
+            )
+
+    def renewals(
+        self, slots: Iterable[int] | None, after: Offsets, upto: Offsets | None, report: bytes
+    ) -> tuple[Command[QueryLog], list[Command[QueryLog]]]:
+        """Return the call that renews the first slot, and the calls for the other slots.
+
+        The arguments are the arguments of `renew`. The topic must be open.
+        """
+        home, *others = self.context.slots
+        if slots is not None:
+            known = self.context.slots
+            others = [known[index] for index in slots if 0 < index < len(known)]
+        first, *calls = [
+            scripts.query_renew(
+                keys, self.lease, after.get(keys.index, 0),
+                NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
+                report=report if keys is home else b"",
+            )
+            for keys in (home, *others)
+        ]  # fmt: skip
+        return first, calls
 
     def renew(
         self,
@@ -206,22 +233,10 @@ class QueryFlows:
             report: Report of the owner, stored in the first slot. b"" keeps the previous report.
         """
         yield from self.open()
-        home, *others = self.context.slots
-        if slots is not None:
-            known = self.context.slots
-            others = [known[index] for index in slots if 0 < index < len(known)]
-        answers: list[QueryLog] = []
-        for group in ([home], others):
-            calls = [
-                scripts.query_renew(
-                    keys, self.lease, after.get(keys.index, 0),
-                    NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
-                    report=report if keys is home else b"",
-                )
-                for keys in group
-            ]  # fmt: skip
-            if calls:
-                answers += yield from self._asked(calls)
+        home, others = self.renewals(slots, after, upto, report)
+        answers: list[QueryLog] = yield from self._asked([home])
+        if others:
+            answers += yield from self._asked(others)
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
