@@ -94,7 +94,8 @@ end
 local let_next_out
 if grouped then
   --- @include "lib/groups/leave_groups"
-  let_next_out = leaving_groups(valid_ids)
+  --- @include "lib/groups/leave_plain_groups"
+  let_next_out = leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
 if cancelling then

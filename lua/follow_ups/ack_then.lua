@@ -178,7 +178,11 @@ if here and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place)
     table.remove(away, here)
   end
 end
-local let_next_out = fields[GROUPS] and leaving_groups(valid_ids)
+local let_next_out
+if fields[GROUPS] then
+  --- @include "lib/groups/leave_plain_groups"
+  let_next_out = leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
+end
 if audited then
   local chunk = tonumber(redis.call('HGET', slot, 'chunk'))
   account_for('seen', read_numbers(valid_ids, chunk), now)

@@ -155,6 +155,7 @@ GROUPS: dict[str, list[Change]] = {
     # and of those of which several are out.
     "a leave is counted twice": [
         ("ack", _SETTLED, "entry.out - 2 * #left"),
+        ("ack", "'>I2', count - 1", "'>I2', math.max(0, count - 2)"),
         ("reject", _SETTLED, "entry.out - 2 * #left"),
     ],
     "a leave is not counted": [("reject", _SETTLED, "entry.out")],

@@ -17,12 +17,12 @@ local MARK = 1 -- first byte of the header's value if it also has a weight or a 
 -- headers begin in `text`.
 --- @inline
 local function plain_group(flags, text, at)
-  local value_byte = string.byte(text, at + 13) -- says how long the text of the value is
+  -- The first byte says how long the text of the value is.
+  local value_byte, next_byte = string.byte(text, at + 13, at + 14)
   if flags % (2 * HEADERS) ~= HEADERS or not value_byte then
     return nil
   end
-  if value_byte <= SHORT_TEXT or value_byte >= SHORT_TEXT_END
-      or string.byte(text, at + 14) == MARK then
+  if value_byte <= SHORT_TEXT or value_byte >= SHORT_TEXT_END or next_byte == MARK then
     return nil
   end
   if string.sub(text, at + 3, at + 12) ~= GROUP_HEADER then

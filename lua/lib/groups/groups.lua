@@ -371,7 +371,7 @@ local function leave_group(groups, name, id, died)
     left[#left + 1] = id
   end
   if died then
-    groups.died[name], groups.unusual = groups.died[name] or id, groups.unusual or groups.hold_dead
+    groups.died[name] = groups.died[name] or id
   end
 end
 
@@ -382,7 +382,7 @@ local function leave_lane(groups, name, id, died)
     groups.departing[#groups.departing + 1] = name
   end
   groups.died[name] = groups.died[name] or died and id
-  groups.lost[name], groups.unusual = true, true
+  groups.lost[name] = true
 end
 
 -- Search for `need` held messages, let them go out, and fill the front again.
@@ -499,25 +499,6 @@ local function reduce_group(groups, entry, left)
   end
 end
 
--- Note that one message has left a group, and let the next message out. Return false, and change
--- nothing, if the entry of the group is not plain.
---- @inline
-local function follow_plainly(groups, name, text, id)
-  local entry, next_id, priority, tag = entry_without(text, groups.vtime, id)
-  if not entry then
-    return false
-  end
-  groups.entries[name] = entry ~= GROUP_ENDED and entry
-  touch(groups, name)
-  if next_id then
-    local step = step_of(groups, priority)
-    local score = score_text(priority, 0.5 - tag * step)
-    local move = groups.move
-    move[#move + 1], move[#move + 2], groups.moved = score, next_id, groups.moved + 1
-  end
-  return true
-end
-
 -- Let the next messages go out of each group that messages have left. Return whether any went out.
 local function settle_groups(groups)
   local names = groups.departing
@@ -528,11 +509,7 @@ local function settle_groups(groups)
     if not text and groups.died[name] and groups.hold_dead and name ~= '' then
       text = new_entry(groups, name, 1) -- a delayed message has died; none of the group was out
     end
-    local done = not text
-    if text and type(text) == 'string' and type(left) == 'string' and not groups.unusual then
-      done = follow_plainly(groups, name, text, left)
-    end
-    if not done then
+    if text then
       local entry = entry_in(groups, name)
       reduce_group(groups, entry, left)
       touch(groups, name)

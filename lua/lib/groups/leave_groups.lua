@@ -1,6 +1,6 @@
 -- Let messages leave their groups, for scripts that settle, drop or delay them.
 --- @needs slot store records
---- @include "lib/groups/group_entries"
+--- @include "lib/groups/group_alone"
 --- @include "lib/member"
 --- @include "lib/scores/score_ranges"
 -- Entries of a page, and pages that are searched for messages without a record.
@@ -29,41 +29,39 @@ local function groups_by_member(ids)
   return names
 end
 
--- Note that messages leave their groups, while their records still exist. Returns nil if the slot
--- has no groups, else a function. The caller calls that function after the messages have left their
--- queue. It lets the next messages out, and returns whether there were any.
---   died: true, or the set of the messages that become dead letters, or nil
---   later: the set of the messages that wait for their time from now on, or nil; an ordered group
---     waits for them
---   scores: nil if all messages are in flight; else their scores in the StoreQueue, by position. A
---     message that is held or waits for its time is not out
-local function leaving_groups(ids, died, later, scores)
-  if #ids == 0 then
-    return nil
-  end
-  local setting, page = unpack(redis.call('HMGET', slot, 'groups', 'chunk'))
-  if not setting then
-    return nil
-  end
-  --- @include "lib/groups/groups"
-  redis.call('ZCARD', store)
-  local groups, chunk, names = open_groups(setting), tonumber(page), nil
-  local batch, first = {}, 1 - chunk -- records, and the position of the first of them
+-- Return the names of the groups of messages, whose records still exist. `chunk`: how many records
+-- are read at once.
+--- @inline
+local function names_of_groups(ids, chunk)
+  local names, found, batch, first = {}, nil, {}, 1 - chunk -- batch: records from `first` on
   for i = 1, #ids do
     if i == first + chunk then
       first = i
       local last = math.min(#ids, first + chunk - 1)
       batch = redis.call('HMGET', records, unpack(ids, first, last))
     end
-    local id, record = ids[i], batch[i - first + 1] or ''
-    local score = scores and tonumber(scores[i]) or PRIORITY_MIN
+    local record = batch[i - first + 1] or ''
     local name = plain_group(string.byte(record, 1) or 0, record, FIXED + 1)
     if #record < FIXED then
-      names = names or groups_by_member(ids)
-      name = names[id] or ''
+      found = found or groups_by_member(ids)
+      name = found[ids[i]] or ''
     elseif not name then
       name = group_of(record)
     end
+    names[i] = name
+  end
+  return names
+end
+
+-- Let messages leave their groups, as leaving_groups describes. `positions`: of these messages, or
+-- nil for all.
+local function leave_groups(setting, names, ids, positions, died, later, scores)
+  --- @include "lib/groups/groups"
+  local groups = open_groups(setting)
+  for n = 1, #(positions or ids) do
+    local i = positions and positions[n] or n
+    local id, name = ids[i], names[i]
+    local score = scores and tonumber(scores[i]) or PRIORITY_MIN
     local ordered = groups.ordered and name ~= ''
     local stays_out = ordered and later and later[id]
     local is_dead = died == true or died and died[id]
@@ -74,7 +72,37 @@ local function leaving_groups(ids, died, later, scores)
       leave_lane(groups, name, id, is_dead)
     end
   end
+  return settle_groups(groups)
+end
+
+-- Note that messages leave their groups, while their records still exist. Returns nil if the slot
+-- has no groups, else a function. The caller calls that function after the messages have left their
+-- queue. It lets the next messages out, and returns whether there were any.
+--   died: true, or the set of the messages that become dead letters, or nil
+--   later: the set of the messages that wait for their time from now on, or nil; an ordered group
+--     waits for them
+--   scores: nil if all messages are in flight; else their scores in the StoreQueue, by position. A
+--     message that is held or waits for its time is not out
+--   leave_plainly: leave_plain_groups or nil; only without died, later and scores
+local function leaving_groups(ids, died, later, scores, leave_plainly)
+  if #ids == 0 then
+    return nil
+  end
+  local setting, chunk, vtime = unpack(redis.call('HMGET', slot, 'groups', 'chunk', 'vtime'))
+  if not setting then
+    return nil
+  end
+  redis.call('ZCARD', store)
+  local names
+  names = names_of_groups(ids, tonumber(chunk))
   return function()
-    return settle_groups(groups)
+    local any_out, others = false, nil
+    if leave_plainly then
+      any_out, others = leave_plainly(names, ids, tonumber(vtime or 0))
+    end
+    if others and #others == 0 then
+      return any_out
+    end
+    return leave_groups(setting, names, ids, others, died, later, scores) or any_out
   end
 end

@@ -107,9 +107,20 @@ local function store_uniform(batch, fields, now)
   order = restarted_order(order)
 
   if fields[GROUPS] then
-    local enter_members = group_entrances()
+    --- @include "lib/groups/enter_plain_groups"
     local rests, before = batch.rests_of(1, count)
-    enter_members(fields[GROUPS], head, rests, before, members, priority)
+    local others = enter_plain_groups(fields[GROUPS], head, rests, before, members, priority)
+    if not others then
+      local enter_members = group_entrances()
+      enter_members(fields[GROUPS], head, rests, before, members, priority)
+    elseif #others > 0 then
+      local enter_members = group_entrances()
+      local other_rests, other_members = {}, {}
+      for n = 1, #others do
+        other_rests[n], other_members[n] = rests[before + others[n]], members[others[n]]
+      end
+      enter_members(fields[GROUPS], head, other_rests, 0, other_members, priority)
+    end
   else
     local scores = ordered_scores(priority, order, members, count)
     add_members(store, scores, count)

@@ -1,0 +1,80 @@
+-- Let deliveries leave plain groups, for scripts that settle many deliveries.
+--- @needs slot store
+--- @include "lib/groups/group_alone"
+--- @include "lib/scores/score_text"
+--- @include "lib/writes"
+
+-- Write what has changed: scores and ids of messages that go out, fields and texts of entries, and
+-- fields of groups that have ended.
+--- @inline
+local function write_departures(move, set, gone)
+  for from = 1, #move, UNPACKED do
+    redis.call('ZADD', store, 'XX', unpack(move, from, math.min(#move, from + UNPACKED - 1)))
+  end
+  for from = 1, #set, UNPACKED do
+    redis.call('HSET', slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
+  end
+  if #gone > 0 then
+    redis.call('HDEL', slot, unpack(gone))
+  end
+end
+
+-- Return the fields of groups, each once, and the position of the first message of each group. The
+-- third result has by name whether several messages leave the group.
+--- @inline
+local function fields_of(names)
+  local fields, positions, is_other, count = {}, {}, {}, 0
+  for i = 1, #names do
+    local name = names[i]
+    if is_other[name] == nil then
+      count = count + 1
+      fields[count], positions[count], is_other[name] = '/' .. name, i, false
+    else
+      is_other[name] = true
+    end
+  end
+  return fields, positions, is_other
+end
+
+-- Let the only message that leaves a group leave it, and let the next message out. Return whether
+-- any went out, and the positions of the messages for which nothing was done: their group is not
+-- plain, or several of its messages leave. Return nil instead of all positions.
+--   names: names of the groups, by position; vtime: virtual time of the slot
+local function leave_plain_groups(names, ids, vtime)
+  local string, struct = string, struct -- local variables are faster than global ones
+  local fields, positions, is_other = fields_of(names)
+  if 2 * #fields < #names then
+    return false, nil -- lib/groups/groups computes once for all messages that leave a group
+  end
+  local texts, any_other = redis.call('HMGET', slot, unpack(fields)), #fields < #names
+  local move, set, gone, moved, changed, last_priority, step = {}, {}, {}, 0, 0, 0, 0
+  for n = 1, #fields do
+    local text, i = texts[n], positions[n]
+    if text and not is_other[names[i]] then
+      local entry, next_id, priority, tag = entry_without(text, vtime, ids[i])
+      if not entry then
+        is_other[names[i]], any_other = true, true
+      elseif entry == GROUP_ENDED then
+        gone[#gone + 1] = fields[n]
+      else
+        set[changed + 1], set[changed + 2], changed = fields[n], entry, changed + 2
+      end
+      if next_id then
+        if priority ~= last_priority then
+          step = score_step(priority)
+          last_priority = priority
+        end
+        local score = score_text(priority, 0.5 - tag * step)
+        move[moved + 1], move[moved + 2], moved = score, next_id, moved + 2
+      end
+    end
+  end
+  write_departures(move, set, gone)
+  local others = {}
+  for i = 1, any_other and #names or 0 do
+    if is_other[names[i]] then
+      others[#others + 1] = i
+    end
+  end
+  return moved > 0, others
+end
