@@ -19,10 +19,12 @@ class Progress:
         batches: Number of batches that this run has begun.
         replays: Number of batches that an earlier run began and this run repeated. A batch of
             several topics counts once for each topic.
+        ahead: Number of messages that the query had already taken when Spark last requested a
+            batch.
     """
 
     def __init__(self) -> None:
-        self.rows = self.batches = self.replays = 0
+        self.rows = self.batches = self.replays = self.ahead = 0
         self._since_ms = int(time.time() * 1000)
         self._lag_ms = 0  # wait of the oldest message, when the backlog was last counted
         self._counted_rows = -1
@@ -65,6 +67,7 @@ class Progress:
             "batch_bytes": lease.batch_bytes,
             "batches": self.batches,
             "replays": self.replays,
+            "ahead": self.ahead,
             "lapses": lease.lapses(),
             "lag_ms": self._lag_ms,
             "commands": lease.commands(),

@@ -280,6 +280,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found, self._found = self._found, None
             return self._batch(lease, known, found)
         newest = self._finish_taking()
+        self._progress.ahead = _beyond(known, newest)
         most = self._most(limit)
         until = time.monotonic() + self._options.poll_s
         is_last = self._left is not None or isinstance(limit, ReadAllAvailable)

@@ -246,9 +246,25 @@ def test_what_a_query_does_is_in_its_progress_and_in_redis(
     while not (report := client.admin.queries(topic.name)[0].report).get("rows"):
         assert time.monotonic() < until, report
         time.sleep(0.1)
-    kept = ("since_ms", "rows", "batches", "replays", "lapses", "lag_ms")
+    kept = ("since_ms", "rows", "batches", "replays", "ahead", "lapses", "lag_ms")
     assert {name: report[name] for name in kept} == {name: told[name] for name in kept}
     assert report["commands"] >= told["commands"]
+
+
+def test_messages_taken_ahead_are_in_the_progress(topic: rmq.Topic, make: Make) -> None:
+    fill(topic, 6)
+    reader = make(maxMessagesPerTrigger=4)
+    ahead = []
+    at = begun(reader)
+    for _ in range(3):
+        ahead.append(reader._progress.ahead)
+        at, _ = ended(reader, at)
+
+    told = reader.reportLatestOffset()
+
+    assert ahead == [0, 0, 2]
+    assert told is not None
+    assert told["ahead"] == 0
 
 
 def test_bytes_that_tasks_read_are_told_when_their_batch_is_settled(
