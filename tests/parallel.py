@@ -35,6 +35,8 @@ IMPORTED = {
     "testing": ("fakeredis",),
 }
 
+PHASES = ("setup", "call", "teardown")
+
 # Of a file: the tests from one number to another, in the order in which they were collected.
 Part = list[int]
 
@@ -66,12 +68,13 @@ class Sender:
     """Runs what it is given, and sends what there is to report.
 
     Messages are of builtin types: the number of the test that begins, a report, a warning; "next"
-    asks for a part.
+    asks for a part. Of a test that passes, one message says all, instead of three reports.
     """
 
     def __init__(self, session: pytest.Session, connection: Connection) -> None:
         self._session = session
         self._connection = connection
+        self._reports: list[pytest.TestReport] = []  # of one test, none of which is sent
 
     def _send(self, kind: str, *values: Any) -> None:
         self._connection.send_bytes(marshal.dumps((kind, *values)))
@@ -99,10 +102,18 @@ class Sender:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        hook = self._session.config.hook
-        self._send("report", hook.pytest_report_to_serializable(
-            config=self._session.config, report=report
-        ))  # fmt: skip
+        self._reports.append(report)
+        if report.passed and report.when != "teardown":
+            return
+        if report.passed and len(self._reports) == len(PHASES):
+            duration = sum(one.duration for one in self._reports)
+            self._send("passed", report.nodeid, report.location, duration, report.user_properties)
+        else:
+            hook, config = self._session.config.hook, self._session.config
+            for one in self._reports:
+                data = hook.pytest_report_to_serializable(config=config, report=one)
+                self._send("report", data)
+        self._reports.clear()
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str
@@ -231,6 +242,13 @@ class Parallel:
             fork.part.remove(values[0])
         elif kind == "report":
             report = config.hook.pytest_report_from_serializable(config=config, data=values[0])
+            config.hook.pytest_runtest_logreport(report=report)
+        elif kind == "passed":
+            nodeid, location, duration, properties = values
+            report = pytest.TestReport(
+                nodeid, location, {}, "passed", None, "call", duration=duration,
+                user_properties=properties,
+            )  # fmt: skip
             config.hook.pytest_runtest_logreport(report=report)
         else:
             told, file, line, when, nodeid = values

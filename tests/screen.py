@@ -158,9 +158,9 @@ class Screen:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = _folder(report.nodeid)
-        self._wall[report.nodeid] += report.duration
-        if report.when == "setup":
+        if report.nodeid not in self._wall:
             self._cases[folder] += 1
+        self._wall[report.nodeid] += report.duration
         used = dict(report.user_properties).get("cpu_s", 0.0)
         self._cpu[folder] += used
         self._file_cpu[report.nodeid.partition("::")[0]] += used
