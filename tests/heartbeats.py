@@ -4,7 +4,7 @@ A new interpreter takes 0.3 s of CPU to import them, and a worker of a test live
 follows is the same program, with two differences: a fork is a child of the fork server, so it asks
 /proc whether its worker lives; and its command line is that of the fork server.
 Tests of how a heartbeat starts, and of what happens when worker or heartbeat die, have new
-interpreters: the fixture `real_heartbeats`, and all of `faults/`.
+interpreters: the fixture `real_heartbeats`, and most of `faults/` (see its conftest).
 """
 
 from __future__ import annotations
