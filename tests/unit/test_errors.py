@@ -47,7 +47,9 @@ def public_exceptions() -> frozenset[str]:
                 if isinstance(node, ast.ClassDef):
                     names = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
                     bases.setdefault(node.name, set()).update(names - {node.name})
-                elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                elif (
+                    isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+                ):
                     named |= set(ast.literal_eval(node.value))
 
     def ancestors(name: str) -> Iterator[str]:
