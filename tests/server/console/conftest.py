@@ -40,6 +40,16 @@ PAGES = [
 ]  # fmt: skip
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let clients of tests with a browser connect: Playwright leaves a loop in their thread.
+
+    The loop runs only inside the calls of Playwright, so that a blocking client holds up nothing.
+    """
+    if "browser" in getattr(item, "fixturenames", ()):
+        text = "ignore:rmq.Client blocks the event loop:RuntimeWarning"
+        item.add_marker(pytest.mark.filterwarnings(text))
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real Chromium, for the tests of a file."""
