@@ -26,10 +26,10 @@ from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
 
 # An example may take its time: the machine is shared. `make test` plays the same examples
 # everywhere, so that more of them find nothing new; CI plays others in each run, and its log has
-# the seed.
+# the seed. `.ci/run all` plays more.
 hypothesis.settings.register_profile(
     "rmq",
-    max_examples=100 if os.environ.get("CI") else 40,
+    max_examples=int(os.environ.get("RMQ_TEST_EXAMPLES", "40")),
     deadline=None,
     derandomize=not os.environ.get("CI"),
     database=None,
@@ -54,12 +54,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 FIRST = (
     "faults/test_bank_moments",
     "property/",
+    "model/test_model",
     "packaging/",
+    "integration/test_worker_leases",
+    "integration/test_idle_writes",
+    "cluster/test_idle_consumers",
+    "server/test_cancel_jobs",
     "cli/test_worker",
     "faults/",
     "model/",
 )
-FIRST += ("bench/", "examples/", "sql/", "server/", "cluster/", "cli/", "integration/", "acl/")
+FIRST += ("bench/", "examples/", "sql/", "server/", "cluster/", "cli/", "celery/", "taskiq/")
+FIRST += ("integrations/", "integration/", "acl/", "testing/", "unit/kernel/core/test_packages")
 
 MEMORY = "/dev/shm"
 SHORT = 24  # characters of a directory in which paths of sockets find room
