@@ -187,6 +187,9 @@ def test_a_prefix_keeps_topics_apart(run, name):
     assert run("topic", "show", name, "--prefix", "mine", RMQ_PREFIX="other").exit_code == 0
 
 
+STREAMS = (">&-", "2>&-", "<&-")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_under_the_output_is_named(shell, topic):
     with open("/dev/full", "w") as full:
@@ -198,7 +201,9 @@ def test_a_full_disk_under_the_output_is_named(shell, topic):
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize(
+    "closed", [*(pytest.param(one, marks=pytest.mark.slow) for one in STREAMS), " ".join(STREAMS)]
+)
 def test_a_closed_stream_does_not_stop_a_command(shell, client, topic, closed):
     line = f"exec {sys.executable} -m rmq send {topic.name} 1 {closed}"
 

@@ -16,9 +16,33 @@ from tests.integration.conftest import api, handles, kind, link, scene
 __all__ = ["api", "handles", "kind", "link", "scene"]
 
 
-@pytest.fixture(scope="session")
+# Tests of which `make test` plays one case on a cluster, and all cases on one server.
+ONE_CASE = {
+    "test_a_cancel_ends_all_members_in_pages_and_sends_one_callback",
+    "test_another_max_retries_holds_at_once_for_a_client_that_does_not_know_it",
+    "test_batch_cut_anywhere_is_ended_with_what_it_began_with",
+    "test_batch_of_several_topics_cut_anywhere_is_ended_with_what_it_began_with",
+    "test_deletion_that_was_cut_off_anywhere_can_be_repeated",
+    "test_merging_messages_of_a_batch_merge_as_if_sent_one_by_one",
+    "test_order_outlives_failures_snoozes_lapses_and_consumers_that_come_and_go",
+}
+_collected: set[str] = set()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave to CI all cases but the first of the tests of `ONE_CASE`."""
+    name = getattr(item, "originalname", "")
+    if name in ONE_CASE and name in _collected:
+        item.add_marker(pytest.mark.slow)
+    _collected.add(name)
+
+
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of the newest engine, shared by the tests of a session; no master of it is lost."""
+    """A cluster of the newest engine, shared by the tests of this folder; no master of it is lost.
+
+    It ends with the folder: six nodes that talk to each other use CPU while nobody calls them.
+    """
     made = Cluster(any_binary(), is_calm=True)
     yield made
     made.stop()
@@ -86,7 +110,7 @@ class ClusterAsServer:
             redis.RedisCluster.close(raw)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(cluster: Cluster) -> Iterator[ClusterAsServer]:
     made = ClusterAsServer(cluster)
     yield made

@@ -249,7 +249,7 @@ def begin(
 @pytest.mark.parametrize(
     "is_killed",
     [pytest.param(True, marks=pytest.mark.fault("F15"), id="killed"),
-     pytest.param(False, marks=pytest.mark.fault("F32"), id="frozen")],
+     pytest.param(False, marks=[pytest.mark.fault("F32"), pytest.mark.slow], id="frozen")],
 )  # fmt: skip
 def test_a_consumer_goes_on_with_the_slots_of_other_masters(
     calm_cluster: Cluster, name: str, is_killed: bool

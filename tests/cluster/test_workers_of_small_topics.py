@@ -120,7 +120,7 @@ def play(
 
 @pytest.mark.parametrize(
     "is_killed",
-    [pytest.param(True, marks=pytest.mark.fault("F15"), id="killed"),
+    [pytest.param(True, marks=[pytest.mark.fault("F15"), pytest.mark.slow], id="killed"),
      pytest.param(False, marks=pytest.mark.fault("F32"), id="frozen")],
 )  # fmt: skip
 def test_a_worker_of_small_topics_goes_on_with_those_of_other_masters(

@@ -50,7 +50,9 @@ def outcome(call: object) -> str:
 
 
 @pytest.mark.fault("F20")
-@pytest.mark.parametrize("disk", ["always", "everysec"], indirect=True)
+@pytest.mark.parametrize(
+    "disk", ["always", pytest.param("everysec", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_full_disk_with_many_messages_stops_everything_and_loses_nothing(
     disk: Disk, name: str
 ) -> None:

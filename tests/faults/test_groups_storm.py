@@ -50,10 +50,10 @@ def test_groups_lose_nothing_keep_their_order_and_go_one_at_a_time(
 @pytest.mark.parametrize(
     ("broken", "seen"),
     [
-        ("forgets-next", "stuck"),
         ("two-out", "overlaps"),
-        ("wrong-place", "disorder"),
-        ("first-priority", "stuck"),
+        pytest.param("forgets-next", "stuck", marks=pytest.mark.slow),
+        pytest.param("wrong-place", "disorder", marks=pytest.mark.slow),
+        pytest.param("first-priority", "stuck", marks=pytest.mark.slow),
     ],
 )
 def test_the_storm_finds_groups_that_are_broken(

@@ -138,6 +138,9 @@ def begin_no_fsync(server: Server) -> None:
 
 
 @pytest.mark.fault("F1")
+@pytest.mark.parametrize(
+    "durable", ["always", pytest.param("everysec", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_killed_redis_loses_nothing_that_was_answered(durable: Server, name: str) -> None:
     with Load(durable.url, name) as load:
         time.sleep(0.6)

@@ -154,7 +154,14 @@ def test_a_message_that_is_delivered_twice_is_seen(client: rmq.Client, name: str
     assert (verdict.state, verdict.unexplained) == ("invalid", 1)
 
 
-@pytest.mark.parametrize("change", [SMALLEST, EARLY, BLIND], ids=["smallest", "early", "blind"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(SMALLEST, id="smallest"),
+        pytest.param(EARLY, id="early", marks=pytest.mark.slow),
+        pytest.param(BLIND, id="blind", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.fault("F0", control=True)
 def test_takes_in_another_order_are_seen_as_inversions(
     client: rmq.Client,

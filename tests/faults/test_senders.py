@@ -62,7 +62,7 @@ def hopeful(finish: Finish) -> Finish:
     return all_well
 
 
-@pytest.mark.parametrize("broken", [rotated, hopeful])
+@pytest.mark.parametrize("broken", [rotated, pytest.param(hopeful, marks=pytest.mark.slow)])
 @pytest.mark.fault("F36", control=True)
 def test_callers_that_are_told_something_else_are_noticed(
     broken: Callable[[Finish], Finish],

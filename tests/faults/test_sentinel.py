@@ -37,6 +37,7 @@ FAILOVER_S = 120.0  # for sentinels to agree, and clients to follow, on a busy m
 GAP_LIMIT, GAP_SLACK_S = 3, 15.0  # against a bare client, which a busy machine may favour
 LEASE_S = 60.0  # longer than a failover takes
 PERIOD_S = 0.01  # between two sends of a client
+ONE = ["sync", pytest.param("async", marks=pytest.mark.slow)]  # of the clients, for controls
 
 
 @pytest.fixture
@@ -244,6 +245,7 @@ def test_nothing_is_sent_to_an_old_master_that_wakes_up(
 
 
 @pytest.mark.fault("F13", "F14", control=True)
+@pytest.mark.parametrize("drive", ONE, indirect=True)
 def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -288,6 +290,7 @@ def test_what_an_old_master_answers_when_it_wakes_up_is_sent_again(
 
 
 @pytest.mark.fault("F13", "F14", control=True)
+@pytest.mark.parametrize("drive", ONE, indirect=True)
 def test_a_client_that_believes_late_replies_is_seen_to_lose(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,13 @@ def mode(is_async: bool) -> str:
     return "async" if is_async else "sync"
 
 
+# What a storm does to either client; in `make test` the other storms are there for both.
+BOTH = [
+    pytest.param(False, id="sync"),
+    pytest.param(True, id="async", marks=pytest.mark.slow),
+]
+
+
 def judge(load: Load, fired: int, what: str) -> None:
     verdict = load.history.verdict(fired=fired)
     print(f"FIG {what}: {verdict}; {fired} faults, longest gap {load.longest_gap:.2f} s")
@@ -44,6 +51,7 @@ def judge(load: Load, fired: int, what: str) -> None:
 
 
 @pytest.mark.fault("F24")
+@pytest.mark.parametrize("is_async", BOTH)
 def test_script_flush_every_20_ms_is_not_noticed(ours: Server, name: str, is_async: bool) -> None:
     with ours.raw() as raw, Load(ours.url, name, slots=2, is_async=is_async) as load:
         fired = every(0.02, 1.0, raw.script_flush)
@@ -54,6 +62,7 @@ def test_script_flush_every_20_ms_is_not_noticed(ours: Server, name: str, is_asy
 
 
 @pytest.mark.fault("F25")
+@pytest.mark.parametrize("is_async", BOTH)
 def test_killed_connections_every_50_ms_are_not_noticed(
     ours: Server, name: str, is_async: bool
 ) -> None:
@@ -100,6 +109,7 @@ def test_reset_connections_on_a_slow_line_are_not_noticed(
 
 
 @pytest.mark.fault("F8")
+@pytest.mark.parametrize("is_async", BOTH)
 def test_replies_lost_at_random_double_nothing(ours: Server, name: str, is_async: bool) -> None:
     with between(ours.port) as proxy, Load(proxy.url, name, is_async=is_async) as load:
         verbs = iter(["send", "prepare", "ack"] * 20)

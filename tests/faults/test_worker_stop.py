@@ -50,7 +50,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
         assert found.duplicates == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sync", "async", pytest.param("ordered", marks=pytest.mark.slow)])
 @pytest.mark.fault("F6")
 def test_sigterm_finishes_what_runs_and_hands_back_the_rest_unburnt(
     server: Server, name: str, tmp_path: Path, kind: str

@@ -77,10 +77,10 @@ def test_no_more_than_prefetch_are_in_flight(
         yield run_s
 
     scene.handle(topic, work, concurrency=concurrency, prefetch=prefetch)
-    topic.send_many([rmq.Outgoing(n) for n in range(120)])
+    topic.send_many([rmq.Outgoing(n) for n in range(60)])
     ends = time.monotonic() + 60
     with scene.working():
-        while (stats := api.admin.stats(name))["settled"] < 120:
+        while (stats := api.admin.stats(name))["settled"] < 60:
             flights.append(stats["in_flight"])
             assert time.monotonic() < ends, stats
             time.sleep(0.002)

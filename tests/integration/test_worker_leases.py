@@ -129,8 +129,19 @@ LOST_ACKS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@both_clients
-@pytest.mark.parametrize("kind_of_topic", LOST_ACKS)
+@pytest.mark.parametrize(
+    ("kind_of_topic", "kind"),
+    [
+        *((kind, "sync") for kind in LOST_ACKS),
+        ("plain", "async"),
+        *(
+            pytest.param(kind, "async", marks=pytest.mark.slow)
+            for kind in LOST_ACKS
+            if kind != "plain"
+        ),
+    ],
+    indirect=["kind"],
+)
 def test_a_message_whose_ack_redis_lost_comes_back_although_the_slot_is_busy(
     scene: Scene, api: Any, name: str, raw: redis.Redis, kind_of_topic: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -232,10 +232,15 @@ def test_no_way_of_few_steps_breaks_groups_whose_messages_have_a_lane_each(
     "mutant",
     [
         "the next one of a group stays held",
-        "a cancel forgets the group",
         "two of an ordered group are out",
-        "a message is held before the others",
-        "an ordered group does not wait for a retry",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (
+                "a cancel forgets the group",
+                "a message is held before the others",
+                "an ordered group does not wait for a retry",
+            )
+        ),
     ],
 )
 def test_control_a_broken_script_breaks_it(

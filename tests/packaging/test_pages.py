@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -242,6 +243,7 @@ def test_a_page_that_is_wrong_is_found(text: str, env: dict[str, str], tmp_path:
         run(page, home, env, {})
 
 
+@functools.cache
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     found, is_code = set(), False

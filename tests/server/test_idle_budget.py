@@ -95,6 +95,7 @@ def test_an_idle_server_sends_few_commands(redis: Redis, monkeypatch: pytest.Mon
     assert 0 < commands_in_a_second(redis, monkeypatch) < COMMANDS_MAX
 
 
+@pytest.mark.slow
 def test_a_server_that_looked_twice_as_often_would_be_noticed(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

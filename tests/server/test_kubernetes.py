@@ -307,7 +307,7 @@ def status(url: str) -> int:
         return 0
 
 
-@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("end", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_worker_of_the_manifest_answers_its_probes_and_loses_nothing_at_sigterm(
     server: Redis,
     prefix: str,

@@ -18,7 +18,7 @@ from rmq.worker.settling import disposition
 from tests.patience import wait_for
 from tests.sql.ledgers import Books, Copy, effects
 
-MESSAGES, KEYS = 60, 20
+MESSAGES, KEYS = 36, 12
 
 
 def key(body: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html import unescape
 from urllib.parse import urljoin
 
@@ -11,12 +12,21 @@ import pytest
 import rmq
 from rmq.http_framework.page import PageRequest
 from rmq.server import Server
+from tests.server.console import corpus
 from tests.server.console.conftest import PAGES, Filled
 from tests.server.console.fetching import fetch
 from tests.server.running import dead, until
 
 PARTS = re.compile(r"(<a\b[^>]*?\bhref|<(?:script|link|img)\b[^>]*?\b(?:src|href))=\"([^\"]*)\"")
 ENOUGH = 1000  # pages that a walk looks at
+OF_A_KIND = len(corpus.TEXTS) + 1  # each text is in an address of each kind, and so is a plain one
+
+
+def kind(address: str) -> tuple[str, ...]:
+    """Return what addresses of one kind of page have in common: all but ids and values."""
+    path, _, query = address.partition("?")
+    names = [field.partition("=")[0] for field in query.split("&")]
+    return (re.sub(r"\w{26,}", "", path), *names)
 
 
 def followed(hostile: Filled, stops_at_404: bool = False) -> dict[str, tuple[int, str]]:
@@ -27,10 +37,12 @@ def followed(hostile: Filled, stops_at_404: bool = False) -> dict[str, tuple[int
         (urljoin(root, hostile.url(path)), "") for path in PAGES if not path.endswith(expected)
     ]
     found: dict[str, tuple[int, str]] = {}
+    kinds: Counter[tuple[str, ...]] = Counter()
     while waiting and len(found) < ENOUGH:
         address, page = waiting.pop()
-        if address in found or not address.startswith(root):
+        if address in found or not address.startswith(root) or kinds[kind(address)] == OF_A_KIND:
             continue
+        kinds[kind(address)] += 1
         shown = fetch(address)
         found[address] = shown.status, page
         if stops_at_404 and shown.status == 404:
