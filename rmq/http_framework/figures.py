@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.http_framework.charts import Drawn, Line, line_chart
 from rmq.http_framework.page import PageRequest
+from rmq.http_framework.readings import LongReading
 from rmq.http_framework.render import span
 from rmq.kernel.core import slo
 from rmq.kernel.core.history import Sample
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 AT_ONCE = 12  # topics that are read at the same time; the client has 16 connections
 COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
+DOCTOR_S = 60.0  # shortest time between two examinations
 READ_APART = timedelta(minutes=1)  # longest time between two readings of an overview
 PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
 WAITING = ("retries", "priority", "due")
@@ -69,6 +71,15 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
         return await _of_each(topic_figures, request, await request.context.admin.topics())
 
     return await request.readings.get("counts of all topics", read, COUNTS_S)
+
+
+def examined(request: PageRequest) -> LongReading:
+    """Return the findings of the doctor as a reading. Viewers share it, and it runs each minute."""
+
+    async def examine(reading: LongReading) -> list[Any]:
+        return list(await request.context.admin.doctor())
+
+    return request.readings.start("doctor", examine, DOCTOR_S)
 
 
 async def history(request: PageRequest, topic: str, period: str) -> list[Sample]:

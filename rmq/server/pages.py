@@ -7,7 +7,7 @@ from rmq.features.audit_trail import pages as audit_trail_pages
 from rmq.features.batches import pages as batches_pages
 from rmq.features.dead_letters import pages as dead_letters_pages
 from rmq.features.dead_letters.jobs import pages as jobs_pages
-from rmq.features.doctor.look import SEVERITIES, Finding
+from rmq.features.doctor import pages as doctor_pages
 from rmq.features.groups import pages as groups_pages
 from rmq.features.messages import pages as messages_pages
 from rmq.features.schedules import pages as schedules_pages
@@ -16,7 +16,6 @@ from rmq.features.topic_admin import pages as topic_pages
 from rmq.features.workers import pages as workers_pages
 from rmq.http_framework.page import BASE, Page, PageRequest, Pages, Redirect, View
 from rmq.http_framework.problems import ApiError
-from rmq.http_framework.readings import LongReading
 from rmq.kernel.core.access import Role
 from rmq.server import api as api_about, leases, sessions
 
@@ -25,25 +24,11 @@ HEALTH_PAGES = Pages()
 SIGNING_IN_PAGES = Pages()
 
 
-DOCTOR_S = 60.0  # longest time between two examinations
-
-
 @HEALTH_PAGES.get("/health")
 async def health(request: PageRequest) -> View:
-    """Show the findings of the doctor, most serious first, and the services of the server."""
-
-    async def examine(reading: LongReading) -> list[Finding]:
-        return await request.context.admin.doctor()
-
+    """Show the version of Redis, and the services of the server."""
     about = await request.readings.get("info", lambda: api_about.get_info(request.context), 5.0)
-    reading = request.readings.start("doctor", examine, DOCTOR_S)
-    found = sorted(reading.found or (), key=lambda each: -SEVERITIES.index(each.severity))
-    values = {
-        "reading": reading,
-        "findings": [each for each in found if each.severity not in ("ok", "skipped")],
-        "fine": [each for each in found if each.severity in ("ok", "skipped")],
-        "services": request.context.state.services(), "about": about,
-    }  # fmt: skip
+    values = {"services": request.context.state.services(), "about": about}
     return View("health.html", values, "Health")
 
 
@@ -96,7 +81,8 @@ def _then(request: PageRequest, path: str) -> str:
 # Imported here: all pages are registered now.
 TABLES = (
     topic_pages.PAGES, messages_pages.PAGES, leases.PAGES, dead_letters_pages.PAGES,
-    audit_pages.PAGES, schedules_pages.PAGES, workers_pages.PAGES, jobs_pages.PAGES, HEALTH_PAGES,
+    audit_pages.PAGES, schedules_pages.PAGES, workers_pages.PAGES, jobs_pages.PAGES,
+    doctor_pages.PAGES, HEALTH_PAGES,
     audit_trail_pages.PAGES, tokens_pages.PAGES, groups_pages.PAGES, batches_pages.PAGES,
     SIGNING_IN_PAGES,
 )  # fmt: skip

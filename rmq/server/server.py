@@ -17,6 +17,7 @@ from rmq.features.audit.service import Audits
 from rmq.features.batches.service import Batches
 from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
+from rmq.features.doctor.service import Problems
 from rmq.features.events.service import Events
 from rmq.features.follow_ups.service import FollowUps
 from rmq.features.messages.service import Rollback
@@ -96,6 +97,7 @@ class Server:
             FollowUps(transport, self.survey),
             self.batches,
             Events(transport, config.prefix, self.survey),
+            Problems(transport, config.prefix, self.survey),
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]

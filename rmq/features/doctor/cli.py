@@ -1,8 +1,9 @@
-"""`rmq doctor`: check Redis and all topics."""
+"""`rmq doctor`: list the problems of Redis and all topics."""
 
 from __future__ import annotations
 
 import textwrap
+from datetime import UTC, datetime
 
 import click
 
@@ -10,7 +11,7 @@ from rmq.cli_framework import output, text
 from rmq.cli_framework.app import ERROR, OK, PARTLY, Command
 from rmq.cli_framework.options import common_options
 from rmq.features.doctor.flows import CHECKS, NAMES
-from rmq.features.doctor.look import SEVERITIES, Finding
+from rmq.features.doctor.look import PROBLEMS_MOST, SEVERITIES, Finding, problems
 
 WIDTH = 80  # cells of a line; commands are never broken
 NAME, SEVERITY = 18, 9
@@ -29,19 +30,26 @@ NAME, SEVERITY = 18, 9
     "--only", multiple=True, metavar="CHECK", type=click.Choice(NAMES),
     help="Make only this check; may be repeated.",
 )  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Show all findings, also of sound checks.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks without making them.")
-def doctor(only: tuple[str, ...], list_only: bool) -> int:
-    """Check Redis and all topics without changing them.
+def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
+    """List the ten worst problems of Redis and all topics, worst first, without changing them.
 
-    Each finding has a severity, its evidence, and the command that fixes it. Commands in capitals
-    are for redis-cli. Exit code 1 means that there are errors. Exit code 4 means that there are
-    warnings and no errors. If this Redis user lacks a right that a check needs, the check is
-    skipped and gives the reason.
+    Each problem has a severity, its start, its evidence, and the command that fixes it. Commands in
+    capitals are for redis-cli. docs/runbook.md has a section for each check. With --all, --only or
+    --json, all findings are shown. Exit code 1 means that there are errors. Exit code 4 means that
+    there are warnings and no errors. If this Redis user lacks a right that a check needs, the check
+    is skipped and gives the reason.
     """
     common = common_options()
     if list_only:
         if common.json:
-            output.document([{"check": check.name, "about": check.about} for check in CHECKS])
+            output.document(
+                [
+                    {"check": check.name, "about": check.about, "runbook": check.runbook}
+                    for check in CHECKS
+                ]
+            )
         else:
             for check in CHECKS:
                 click.echo(f"{check.name:{NAME}}{check.about}")
@@ -50,18 +58,46 @@ def doctor(only: tuple[str, ...], list_only: bool) -> int:
         findings = client.admin.doctor(only or None)
     worst = max(findings, key=lambda finding: SEVERITIES.index(finding.severity)).severity
     if common.json:
-        records = [each._asdict() for each in findings]
+        records = [text.fields(each) for each in findings]
         output.document({"worst": worst, "findings": records}, rows=records)
     else:
-        for finding in findings:
-            _print(finding)
+        _print_list(findings, bool(every or only))
     return {"error": ERROR, "warning": PARTLY}.get(worst, OK)
+
+
+def _print_list(findings: list[Finding], is_whole: bool) -> None:
+    """Print all findings, or only the worst problems, with the number of findings left out."""
+    shown = findings if is_whole else problems(findings)[:PROBLEMS_MOST]
+    for finding in shown:
+        _print(finding)
+    if is_whole:
+        return
+    found = problems(findings)
+    click.echo("" if found else "no problems")
+    rest = [
+        f"{text.plural(len(found) - len(shown), 'further problem')}" if found[len(shown) :] else "",
+        f"{text.plural(len(findings) - len(found), 'other finding')}: rmq doctor --all",
+    ]
+    click.echo("; ".join(filter(None, rest)))
+    for check, heading in dict.fromkeys((each.check, each.runbook) for each in shown):
+        click.echo(f"{check}: docs/runbook.md#{heading.lower()}")
+
+
+def _since(finding: Finding) -> str:
+    """Return the start of a problem for the beginning of its evidence."""
+    if finding.since is None:
+        return ""
+    ago = text.span((datetime.now(UTC) - finding.since).total_seconds() * 1000)
+    seen = "seen by the server " if finding.since_from == "server" else ""
+    return f"{seen}since {finding.since:%Y-%m-%dT%H:%M:%SZ} ({ago}). "
 
 
 def _print(finding: Finding) -> None:
     margin = " " * (NAME + SEVERITY)
     lines = textwrap.wrap(
-        text.neutral(finding.evidence), WIDTH - len(margin), break_on_hyphens=False
+        text.neutral(_since(finding) + finding.evidence),
+        WIDTH - len(margin),
+        break_on_hyphens=False,
     )
     head = f"{finding.check:{NAME}}{finding.severity:{SEVERITY}}"
     for prefix, line in zip([head] + [margin] * len(lines), lines or [""], strict=False):

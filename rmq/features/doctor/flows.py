@@ -5,59 +5,118 @@ memory          maxmemory, its policy, fragmentation, encoding of hashes and sor
 copies          persistence and replication, against the durability settings of topics
 programs        clocks, slow scripts, versions, rights
 restrictions    commands that a server, a service or a user lacks, and the effect on RMQ
-topics          slots, waiting messages, dead letters, pauses, resizes, schedules
+topics          slots, waiting messages, groups, pauses, resizes, schedules
+handling        long runs, failures, dead letters, batches, jobs, workers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
-from rmq.features.doctor import copies, memory, programs, restrictions, topics
-from rmq.features.doctor.look import SEVERITIES, Finding, Look, Sight, some
-from rmq.kernel.transport.flow.steps import Flow
+from rmq.features.doctor import copies, handling, memory, programs, restrictions, topics
+from rmq.features.doctor.look import (
+    SEVERITIES,
+    Finding,
+    Look,
+    Sight,
+    SinceFrom,
+    problems,
+    some,
+)
+from rmq.kernel.core.keys import problems_key
+from rmq.kernel.core.score import moment
+from rmq.kernel.topic.overview import TopicOverview
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
 
 class Check(NamedTuple):
-    """A check of the doctor: its name, its subject, and its function."""
+    """A check of the doctor.
+
+    Attributes:
+        name: Name of the check.
+        title: A few words that name the problem, for a heading.
+        about: Subject of the check.
+        run: Function of the check.
+        alerts: Alerts of docs/monitoring/alerts.yml about the same problem. docs/runbook.md has a
+            section for each of them. Without alerts, the section has the name of the check.
+    """
 
     name: str
+    title: str
     about: str
     run: Callable[[Look], Flow[list[Sight]]]
+    alerts: tuple[str, ...] = ()
+
+    @property
+    def runbook(self) -> str:
+        """Heading of the section in docs/runbook.md."""
+        return self.alerts[0] if self.alerts else self.name
 
 
+# In the order of urgency: of two findings with the same severity, the first one is listed first.
+# A check that finds a cause comes before the checks of its effects (`Look.explained`).
 CHECKS = (
-    Check("maxmemory-policy", "whether Redis may evict keys", memory.policy),
-    Check("maxmemory", "how close the memory is to its limit", memory.limit),
-    Check("encodings", "how Redis stores small hashes and sorted sets", memory.encodings),
-    Check("fragmentation", "memory that Redis holds without using it", memory.fragmentation),
-    Check("persistence", "what a restart or a power failure would lose", copies.persistence),
-    Check("replication", "replicas, against replicated(n) and fsync(n)", copies.replication),
-    Check("cluster", "whether a Cluster serves all hash slots", copies.cluster),
-    Check("clock", "the clock of Redis, compared with this machine", programs.clock),
-    Check("slow-scripts", "scripts of RMQ in SLOWLOG above 5 ms", programs.slow_scripts),
-    Check("versions", "versions of Redis, redis-py, RMQ, and workers", programs.versions),
-    Check("rights", "the roles that this Redis user has", programs.rights),
-    Check("restrictions", "refused commands, and low limits", restrictions.restrictions),
-    Check("topics", "topics that cannot be read", topics.readable),
-    Check("big-keys", "slots with very many messages or bytes", topics.big_keys),
-    Check("queue-members", "messages that are in no queue", topics.queue_members),
-    Check("slot-skew", "slots with far more messages than others", topics.slot_skew),
-    Check("blocked-heads", "ordered slots that have waited for long", topics.blocked_heads),
-    Check("no-consumer", "messages that wait without a consumer", topics.no_consumer),
-    Check("long-runs", "handlers that run for far longer than usual", topics.long_runs),
-    Check("late", "messages that have been due for long", topics.late),
-    Check("slo", "topics whose messages are later than their slo", topics.slo),
-    Check("dead-letters", "growing numbers of dead letters", topics.dead_letters),
-    Check("pending", "follow-ups that wait long for their topic", topics.pending),
-    Check("batches", "batches that have not changed for an hour", topics.batches),
-    Check("paused", "topics that are paused for longer than a day", topics.paused),
-    Check("groups", "groups that hold up other messages, or wait", topics.groups),
-    Check("resizes", "resizes that are not finished", topics.resizes),
-    Check("schedules", "schedules that are overdue", topics.schedules),
-)
-NAMES = tuple(check.name for check in CHECKS)
+    Check("cluster", "Cluster incomplete", "whether a Cluster serves all hash slots",
+          copies.cluster),
+    Check("topics", "Topic unreadable", "topics that cannot be read", topics.readable),
+    Check("maxmemory", "Memory", "how close the memory is to its limit", memory.limit,
+          ("RmqRedisNearMaxmemory",)),
+    Check("maxmemory-policy", "Eviction", "whether Redis may evict keys", memory.policy),
+    Check("queue-members", "Messages damaged", "messages that are in no queue",
+          topics.queue_members),
+    Check("no-consumer", "No consumer", "messages that wait without a consumer",
+          topics.no_consumer, ("RmqNoConsumer",)),
+    Check("long-runs", "Handler hangs", "handlers that run for far longer than usual",
+          handling.long_runs, ("RmqRunsLong",)),
+    Check("schedules", "Schedule overdue", "schedules that are overdue", topics.schedules,
+          ("RmqScheduleMissed",)),
+    Check("failures", "Deliveries fail", "topics where most deliveries fail", handling.failures,
+          ("RmqLeasesLost",)),
+    Check("groups", "Groups stopped", "groups that are stopped, or that hold up others",
+          topics.groups, ("RmqGroupsStopped",)),
+    Check("paused", "Paused", "topics that are paused for longer than an hour", topics.paused,
+          ("RmqPausedLong",)),
+    Check("jobs", "Job stopped", "jobs that are paused, or that no process runs", handling.jobs),
+    Check("dead-letters", "Dead letters grow", "growing numbers of dead letters",
+          handling.dead_letters, ("RmqDeadLettersGrow", "RmqDeadLettersStand")),
+    Check("blocked-heads", "Slot blocked", "ordered slots that have waited for long",
+          topics.blocked_heads),
+    Check("late", "Messages late", "messages that have been due for long", topics.late,
+          ("RmqOldestDueLate",)),
+    Check("slo", "Slo missed", "topics whose messages are later than their slo", topics.slo,
+          ("RmqSloMissed",)),
+    Check("pending", "Follow-ups wait", "follow-ups that wait long for their topic",
+          topics.pending, ("RmqFollowUpsWait",)),
+    Check("batches", "Batch stopped", "batches that have not changed for an hour",
+          handling.batches),
+    Check("resizes", "Resize unfinished", "resizes that are not finished", topics.resizes),
+    Check("workers", "Worker silent", "workers that have stopped to report", handling.workers),
+    Check("server", "No server", "whether an rmq server leads", handling.server,
+          ("RmqNoLeader",)),
+    Check("replication", "Replicas", "replicas, against replicated(n) and fsync(n)",
+          copies.replication),
+    Check("persistence", "Persistence", "what a restart or a power failure would lose",
+          copies.persistence),
+    Check("big-keys", "Large slot", "slots with very many messages or bytes", topics.big_keys),
+    Check("slot-skew", "Uneven slots", "slots with far more messages than others",
+          topics.slot_skew),
+    Check("slow-scripts", "Slow scripts", "scripts of RMQ in SLOWLOG above 5 ms",
+          programs.slow_scripts),
+    Check("clock", "Clock", "the clock of Redis, compared with this machine", programs.clock),
+    Check("encodings", "Encodings", "how Redis stores small hashes and sorted sets",
+          memory.encodings),
+    Check("fragmentation", "Fragmentation", "memory that Redis holds without using it",
+          memory.fragmentation),
+    Check("versions", "Versions", "versions of Redis, redis-py, RMQ, and workers",
+          programs.versions),
+    Check("rights", "Rights", "the roles that this Redis user has", programs.rights),
+    Check("restrictions", "Restrictions", "refused commands, and low limits",
+          restrictions.restrictions),
+)  # fmt: skip
+BY_NAME = {check.name: check for check in CHECKS}
+NAMES = tuple(BY_NAME)
 
 
 def chosen(only: Iterable[str] | None) -> list[Check]:
@@ -73,15 +132,22 @@ def chosen(only: Iterable[str] | None) -> list[Check]:
     return [check for check in CHECKS if check.name in names]
 
 
-def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding]]:
+def examine(
+    prefix: str, only: Iterable[str] | None = None, topics: Sequence[TopicOverview] | None = None
+) -> Flow[list[Finding]]:
     """Run checks and return their findings, most serious first, at least one for each check.
+
+    Args:
+        prefix: Prefix of all keys.
+        only: Names of the checks to make, or None for all checks.
+        topics: All topics, if they have been read already.
 
     Raises:
         InvalidValue: A name is not the name of a check.
         Unavailable, OutcomeUnknown: Redis cannot be reached (in a cluster: no master can be
             reached).
     """
-    look, findings = Look(prefix), list[Finding]()
+    look, findings = Look(prefix, topics), list[Finding]()
     yield from look.on_masters("PING", "PING")  # finds out which masters of a cluster answer
     for check in chosen(only):
         try:
@@ -92,5 +158,32 @@ def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding
             seen = [Sight("skipped", f"{some(look.away)} does not answer: {error}")]
         except RMQError as error:  # this user lacks a right, or a provider has removed a command
             seen = [Sight("skipped", str(error))]
-        findings += [Finding(check.name, *sight) for sight in seen]
-    return sorted(findings, key=lambda each: -SEVERITIES.index(each.severity))
+        findings += [_finding(check, sight) for sight in seen]
+    findings.sort(key=lambda each: -SEVERITIES.index(each.severity))
+    return (yield from _with_first_seen(prefix, findings))
+
+
+def _finding(check: Check, sight: Sight) -> Finding:
+    since = None if sight.since_ms is None else moment(sight.since_ms)
+    known: SinceFrom = "redis" if since else ""
+    fields = sight.severity, sight.evidence, sight.fix, sight.topics, sight.subject
+    return Finding(check.name, *fields, since, known, check.title, check.runbook)
+
+
+def _with_first_seen(prefix: str, findings: list[Finding]) -> Flow[list[Finding]]:
+    """Add the times at which `rmq server` first saw problems whose start Redis does not store."""
+    unknown = [each for each in problems(findings) if each.since is None]
+    if not unknown:
+        return findings
+    keys = [each.key for each in unknown]
+    try:
+        times = yield RawCommand("HMGET", "HMGET", problems_key(prefix), *keys)
+    except RMQError:  # the rights of this user are of an earlier version of RMQ
+        return findings
+    seen_ms = {key: int(at) for key, at in zip(keys, times, strict=True) if at and at.isdigit()}
+    return [
+        each._replace(since=moment(seen_ms[each.key]), since_from="server")
+        if each.since is None and each.key in seen_ms
+        else each
+        for each in findings
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta
 
-from rmq.features.doctor.look import SEVERITIES, Severity
+from rmq.features.doctor.look import SEVERITIES, Severity, SinceFrom
 from rmq.http_framework.operation import RequestContext, Table
 from rmq.http_framework.requests import Answer, Request, show
 
@@ -40,9 +41,19 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
 
 
 class Finding(Answer):
-    """A finding of the doctor. `fix` is the command that fixes the problem, or empty."""
+    """A finding of the doctor. `fix` is the command that fixes the problem, or empty.
+
+    `since` is the start of the problem. If `since_from` is "server", `since` is the time at which
+    `rmq server` first saw the problem.
+    """
 
     check: str
     severity: Severity
     evidence: str
     fix: str
+    topics: list[str]
+    subject: str
+    since: datetime | None
+    since_from: SinceFrom
+    title: str
+    runbook: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -22,6 +23,8 @@ _SLAVE = re.compile(r"slave\d+")
 
 Severity = Literal["ok", "skipped", "note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most serious last
+SinceFrom = Literal["redis", "server", ""]
+PROBLEMS_MOST = 10  # number of problems that `rmq doctor` and the console list first
 
 
 class Finding(NamedTuple):
@@ -34,20 +37,56 @@ class Finding(NamedTuple):
             cannot be kept).
         evidence: Observed facts.
         fix: Command that fixes the problem, or an empty text if there is none.
+        topics: Topics that have the problem, worst first.
+        subject: Name of the group, schedule, batch, job or worker of the first topic that has the
+            problem, or an empty text.
+        since: Start of the problem, or None if it is not known.
+        since_from: "redis" if Redis stores the start. "server" if `since` is the time at which
+            `rmq server` first saw the problem. Empty if the start is not known.
+        title: A few words that name the kind of the problem.
+        runbook: Heading of its section in docs/runbook.md: the name of an alert or of the check.
     """
 
     check: str
     severity: Severity
     evidence: str
     fix: str = ""
+    topics: tuple[str, ...] = ()
+    subject: str = ""
+    since: datetime | None = None
+    since_from: SinceFrom = ""
+    title: str = ""
+    runbook: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name under which `rmq server` stores when it first saw the problem."""
+        return " ".join((self.check, *self.topics[:1], self.subject))
+
+
+def problems(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the warnings and errors among the findings of `Admin.doctor`, in the same order."""
+    return [each for each in findings if each.severity in ("warning", "error")]
 
 
 class Sight(NamedTuple):
-    """The result of a check, without the name of the check. `Finding` adds the name."""
+    """The result of a check. `Finding` adds the name of the check, and explains the fields."""
 
     severity: Severity
     evidence: str
     fix: str = ""
+    topics: tuple[str, ...] = ()
+    subject: str = ""
+    since_ms: int | None = None
+
+
+def of_topic(
+    topic: str, severity: Severity, text: str, fix: str, subject: str = "",
+    since_ms: float | None = None,
+) -> Sight:  # fmt: skip
+    """Return a result about a topic. Its evidence begins with the topic's name."""
+    since = None if since_ms is None else int(since_ms)
+    return Sight(severity, f"{topic}: {text}", fix, (topic,), subject, since)
 
 
 class Clock(NamedTuple):
@@ -116,16 +155,23 @@ class Look:
     """Reads data from Redis for the checks. Each kind of data is read once.
 
     If a read fails, each check that needs it gets the same error.
+
+    Args:
+        prefix: Prefix of all keys.
+        topics: All topics, if they have been read already.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, topics: Sequence[TopicOverview] | None = None) -> None:
         self.prefix = prefix
         self._infos: list[Info] | None = None
-        self._topics: list[TopicOverview] | None = None
+        self._topics = None if topics is None else list(topics)
         self._workers: list[WorkerStatus] | None = None
         self._config: dict[str, list[dict[str, str]]] = {}
         self._failures: dict[str, RMQError] = {}
         self.away: list[str] = []  # masters of a cluster that do not answer
+        # Topics for whose waiting messages an earlier check has found a cause.
+        self.explained: set[str] = set()
+        self.failing: set[str] = set()  # topics whose failures an earlier check has reported
 
     def on_masters(self, what: str, *words: Any) -> Flow[tuple[list[str], list[Any]]]:
         """Return the addresses and replies of all masters that answer.
@@ -240,13 +286,19 @@ def some(names: list[str], most: int = 3) -> str:
 def as_one(sights: list[Sight]) -> list[Sight]:
     """Join results of the same kind, which are sorted worst first, into one result.
 
-    The evidence of each result must begin with the name of its topic and a colon.
+    Each result must be about a topic.
     """
     if len(sights) < 2:
         return sights
-    names = dict.fromkeys(sight.evidence.partition(":")[0] for sight in sights[1:])
+    names = dict.fromkeys(name for sight in sights[1:] for name in sight.topics)
     more = f"; and {len(sights) - 1} more like it: {some(list(names))}"
-    return [sights[0]._replace(evidence=sights[0].evidence + more)]
+    topics = tuple(dict.fromkeys((*sights[0].topics, *names)))
+    return [sights[0]._replace(evidence=sights[0].evidence + more, topics=topics)]
+
+
+def worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
+    """Join results of the same kind, sorted by their number, largest first."""
+    return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
 
 
 def age(ms: float) -> str:

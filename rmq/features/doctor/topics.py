@@ -6,14 +6,23 @@ import shlex
 from collections import Counter
 
 from rmq.errors import RMQError, TopicVanished
-from rmq.features.doctor.look import MIB, SEVERITIES, Look, Sight, age, as_one, plural, some
+from rmq.features.doctor.look import (
+    MIB,
+    SEVERITIES,
+    Look,
+    Severity,
+    Sight,
+    age,
+    as_one,
+    of_topic,
+    plural,
+    some,
+    worst_first,
+)
 from rmq.features.groups import flows as group_flows
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
-from rmq.features.workers.status import IGNORED_S, HandlerRun, WorkerStatus
-from rmq.kernel.batches import registry
-from rmq.kernel.batches.scripts import STATES, BatchFields
 from rmq.kernel.core import metrics, record, slo as slos
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
@@ -36,7 +45,7 @@ WEIGHED, SAMPLES = 8, 20
 SKEW, SKEW_LEAST = 4.0, 1000
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
-PAUSED_MS = 24 * 3_600_000
+PAUSED_MS = 3_600_000
 PENDING_MS = 300_000  # a follow-up that waits longer for its topic is reported
 HOUR_MS = 3_600_000
 # A resize without older messages is finished at once by its command, or soon by a server. After
@@ -56,14 +65,14 @@ def readable(look: Look) -> Flow[list[Sight]]:
     away = [topic.name for topic in topics if is_master_away(topic.error)]
     broken = as_one(
         [
-            Sight("error", f"{topic.name}: {topic.error}", _fix(topic))
+            of_topic(topic.name, "error", str(topic.error), _fix(topic))
             for topic in topics
             if topic.error is not None and not is_master_away(topic.error)
         ]
     )
     if away:
         text = f"{some(away)}: slots are on {some(look.away)}, which does not answer"
-        broken.append(Sight("error", text, "rmq doctor --only cluster"))
+        broken.append(Sight("error", text, "rmq doctor --only cluster", tuple(away)))
     if broken:
         return broken
     slots = sum(len(topic.slots) for topic in topics)
@@ -104,12 +113,12 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
         if records < BIG_MEMBERS and size < BIG_BYTES:
             continue
         text = (
-            f"{topic.name}: slot {index} of {len(topic.slots)} holds "
+            f"slot {index} of {len(topic.slots)} holds "
             + plural(records, "message")
             + (f", {size // MIB} MiB" if size else "")
             + "; one server holds all of it, and a restart loads it"
         )
-        found.append(Sight("warning", text, f"rmq stats {topic.name} --slots"))
+        found.append(of_topic(topic.name, "warning", text, f"rmq stats {topic.name} --slots"))
     most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
     if len(fullest) > WEIGHED and not unread:
         unread = f"; memory of the {WEIGHED} fullest of {len(fullest)} slots"
@@ -136,10 +145,10 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
             continue  # the check of the counts below reports this slot
         ids = yield from _without_record(topic, index, "dead", reading.FIRST_CALL)
         if ids:
-            text = f"{topic.name}: the record of {plural(len(ids), 'dead letter')} is missing or "
+            text = f"the record of {plural(len(ids), 'dead letter')} is missing or "
             text += f"too short, so they cannot be redriven: {some(ids)}"
             fix = f"rmq dlq purge {topic.name} --id {ids[0]} --keep 0"
-            broken.append(Sight("error", text, fix))
+            broken.append(of_topic(topic.name, "error", text, fix))
     for topic in topics:
         for index, counts in enumerate(topic.slots):
             queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
@@ -150,17 +159,13 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
                     ids = yield from _without_record(topic, index, "store")
                     ids += yield from _without_record(topic, index, "dead")
                 text = (
-                    f"{topic.name}: slot {index} has {plural(records, 'record')} and "
+                    f"slot {index} has {plural(records, 'record')} and "
                     f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
                     f"{what}; a key was evicted or deleted" + (f": {some(ids)}" if ids else "")
                 )
-                found.append((count, Sight("error", text, f"rmq stats {topic.name} --slots")))
-    return as_one(broken) + _worst_first(found) or [Sight("ok", "every message is in a queue")]
-
-
-def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
-    """Join results of the same kind, sorted by their number, largest first."""
-    return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
+                sight = of_topic(topic.name, "error", text, f"rmq stats {topic.name} --slots")
+                found.append((count, sight))
+    return as_one(broken) + worst_first(found) or [Sight("ok", "every message is in a queue")]
 
 
 def _without_record(
@@ -184,12 +189,12 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
         # reported if one slot has 90 % of all messages.
         if most >= min(SKEW * mean, 0.9 * sum(held)):
             text = (
-                f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
+                f"slot {held.index(most)} of {len(held)} holds "
                 f"{most / sum(held):.0%} of {sum(held)} messages: many have one slot_basis"
             )
-            sight = Sight("warning", text, f"rmq stats {topic.name} --slots")
+            sight = of_topic(topic.name, "warning", text, f"rmq stats {topic.name} --slots")
             found.append((most, sight))
-    return _worst_first(found) or [
+    return worst_first(found) or [
         Sight("ok", "no slot holds far more than the others of its topic")
     ]
 
@@ -218,21 +223,23 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
         if int(hold) - now_ms >= BLOCKED_MS and holder:
             id = keys.id_of(holder)
             text = (
-                f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
+                f"slot {index} waits {age(int(hold) - now_ms)} more for the "
                 f"retry of {id}; {plural(behind, 'message')} behind it"
             )
-            sight = Sight("warning", text, f"rmq get {topic.name} {id}")
+            sight = of_topic(topic.name, "warning", text, f"rmq get {topic.name} {id}")
             retries.append((int(hold) - now_ms, sight))
         for _, _, worker, run in [each for each in runs if each[:2] == (topic.name, index)]:
             text = (
-                f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
+                f"slot {index} waits for {run.id}, which {run.handler} of "
                 f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; "
                 f"{plural(behind, 'message')} behind it"
             )
-            sight = Sight("warning", text, f"rmq worker show {worker.id}")
+            since_ms = run.since.timestamp() * 1000
+            fix = f"rmq worker show {worker.id}"
+            sight = of_topic(topic.name, "warning", text, fix, worker.id, since_ms)
             running.append((run.seconds, sight))
     ok = _partly("no ordered slot waits long for one message", len(waiting), "slots")
-    return _worst_first(retries) + _worst_first(running) or [ok]
+    return worst_first(retries) + worst_first(running) or [ok]
 
 
 def _partly(text: str, count: int, what: str) -> Sight:
@@ -255,17 +262,22 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
     handled = {name for worker in (yield from look.workers()) for name in worker.topics}
     asked = [topic for topic in waiting if topic.name not in handled]
     listening = yield from _listening(look, [topic.name for topic in asked])
-    found = list[tuple[float, Sight]]()
+    late, soon = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
     for topic in asked:
         if not listening[topic.name]:
+            look.explained.add(topic.name)
+            late_ms, now_ms = topic.total["late_ms"], topic.total["now_ms"]
             text = (
-                f"{topic.name}: {plural(_ready(topic), 'message')} due, none in flight, no "
+                f"{plural(_ready(topic), 'message')} due, none in flight, no "
                 "worker handles the topic and no consumer listens"
             )
-            sight = Sight("warning", text, "rmq worker MODULE  (the one with its handler)")
-            found.append((_ready(topic), sight))
+            sight = of_topic(
+                topic.name, "error" if late_ms >= LATE_MS else "warning", text,
+                "rmq worker MODULE  (the one with its handler)", since_ms=now_ms - late_ms,
+            )  # fmt: skip
+            (late if late_ms >= LATE_MS else soon).append((_ready(topic), sight))
     ok = Sight("ok", "every topic with waiting messages has a worker or consumer")
-    return _worst_first(found) or [ok]
+    return worst_first(late) + worst_first(soon) or [ok]
 
 
 def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
@@ -281,42 +293,19 @@ def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
     return counts
 
 
-def long_runs(look: Look) -> Flow[list[Sight]]:
-    """Check for runs of handlers that take far longer than usual and may hang."""
-    leases = {topic.name: topic.settings.lease_ms / 1000 for topic in (yield from look.topics())}
-    runs = dict[tuple[str, str], list[tuple[HandlerRun, WorkerStatus]]]()
-    for worker in (yield from look.workers()):
-        for run in worker.long_runs(leases):
-            runs.setdefault((run.topic, run.handler), []).append((run, worker))
-    found = list[tuple[float, Sight]]()
-    for (topic, handler), each in runs.items():
-        longest, worker = max(each, key=lambda pair: pair[0].seconds)
-        text = (
-            f"{topic}: {plural(len(each), 'run')} of {handler} may hang; {longest.id} is running "
-            f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}"
-        )
-        ignored_s, ignoring = max((run.cancelled_s or 0, run.id) for run, _ in each)
-        if ignored_s > IGNORED_S:
-            text += (
-                f"; the run of {ignoring} has ignored a request to cancel it for "
-                f"{age(ignored_s * 1000)}: call d.checkpoint() in the handler, or set a max_runtime"
-            )
-        found.append((longest.seconds, Sight("warning", text, f"rmq worker show {worker.id}")))
-    return _worst_first(found) or [Sight("ok", "no handler runs for far longer than usual")]
-
-
 def late(look: Look) -> Flow[list[Sight]]:
     """Check for messages that have been due for a long time."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     found = list[tuple[float, Sight]]()
     for topic in topics:
         late_ms = topic.total["late_ms"]
-        if late_ms >= LATE_MS:
-            text = f"{topic.name}: the oldest due message has waited {age(late_ms)}"
-            text += f"; {_ready(topic)} wait"
-            found.append((late_ms, Sight("warning", text, f"rmq peek {topic.name}")))
+        if late_ms >= LATE_MS and topic.name not in look.explained:
+            text = f"the oldest due message has waited {age(late_ms)}; {_ready(topic)} wait"
+            fix, since_ms = f"rmq worker wanted {topic.name}", topic.total["now_ms"] - late_ms
+            sight = of_topic(topic.name, "error", text, fix, since_ms=since_ms)
+            found.append((late_ms, sight))
     most = max((topic.total["late_ms"] for topic in topics), default=0)
-    return _worst_first(found) or [Sight("ok", f"the oldest due message has waited {age(most)}")]
+    return worst_first(found) or [Sight("ok", f"the oldest due message has waited {age(most)}")]
 
 
 def slo(look: Look) -> Flow[list[Sight]]:
@@ -333,49 +322,20 @@ def slo(look: Look) -> Flow[list[Sight]]:
         lateness_s = objective.lateness_s(taken, topic.total["late_ms"])
         if objective.is_missed(lateness_s):
             assert lateness_s is not None
-            text = f"{topic.name}: slo {objective}, and "
+            text = f"slo {objective}, and "
             if before is not None and any(taken):
                 text += f"p{objective.percentile} of the last {age(now_ms - before.at_ms)} is "
             else:
                 text += "none was received lately; the oldest message has waited "
             text += format_duration(round(lateness_s, 3))
-            sight = Sight("warning", text, f"rmq worker wanted {topic.name}")
+            sight = of_topic(topic.name, "warning", text, f"rmq worker wanted {topic.name}")
             missed.append((lateness_s / objective.within_s, sight))
         elif before is None:
-            text = f"{topic.name}: slo {objective}; how late messages were taken is not known"
-            unknown.append(Sight("note", f"{text}, as no server has kept samples", "rmq server"))
+            text = f"slo {objective}; how late messages were taken is not known"
+            text += ", as no server has kept samples"
+            unknown.append(of_topic(topic.name, "note", text, "rmq server"))
     none = "no topic has an slo" if not wanted else f"{plural(len(wanted), 'slo')} met"
-    return _worst_first(missed) + as_one(unknown) or [Sight("ok", none)]
-
-
-def dead_letters(look: Look) -> Flow[list[Sight]]:
-    """Compare the dead letters of the last hour with the hour before."""
-    now_ms = yield from look.now_ms()
-    topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
-    found, left, unread = list[tuple[float, Sight]](), SLOTS_MOST, list[str]()
-    for topic in sorted(topics, key=lambda each: -each.total["dead"]):
-        last = before = 0
-        for keys, counts in zip(topic.context.slots, topic.slots, strict=True):
-            if counts["dead"] and not left:
-                unread.append(topic.name)
-            elif counts["dead"]:
-                left -= 1
-                hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
-                last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
-                before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
-        if last > before:
-            text = (
-                f"{topic.name}: {last} dead letters in the last hour, {before} in the hour "
-                f"before, {topic.total['dead']} in all"
-            )
-            found.append((last - before, Sight("warning", text, f"rmq dlq ls {topic.name}")))
-    count = sum(topic.total["dead"] for topic in topics)
-    ok = Sight("ok", f"{count} dead letters; they do not grow")
-    if unread:
-        text = f"growth is not known of slots beyond the {SLOTS_MOST} with most dead letters: "
-        ok = Sight("note", text + some(list(dict.fromkeys(unread))), "rmq topic ls")
-        return [*_worst_first(found), ok]
-    return _worst_first(found) or [ok]
+    return worst_first(missed) + as_one(unknown) or [Sight("ok", none)]
 
 
 def paused(look: Look) -> Flow[list[Sight]]:
@@ -389,12 +349,13 @@ def paused(look: Look) -> Flow[list[Sight]]:
                 continue
             why = f": {pause.why}" if pause.why else ""
             text = (
-                f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by {pause.by}{why}"
+                f"{what}paused for {age(now_ms - pause.since_ms)} by {pause.by}{why}"
                 f"; {topic.total['held']} messages are held"
             )
-            sight = Sight("warning", text, f"rmq topic resume {topic.name}")
+            fix, since_ms = f"rmq topic resume {topic.name}", pause.since_ms
+            sight = of_topic(topic.name, "warning", text, fix, since_ms=since_ms)
             found.append((topic.total["held"], sight))
-    return _worst_first(found) or [Sight("ok", "no topic is paused for longer than a day")]
+    return worst_first(found) or [Sight("ok", "no topic is paused for longer than an hour")]
 
 
 def pending(look: Look) -> Flow[list[Sight]]:
@@ -406,48 +367,28 @@ def pending(look: Look) -> Flow[list[Sight]]:
         dead_to = topic.settings.dead_to
         if dead_to is not None and dead_to.topic not in names:
             text = (
-                f"{topic.name}: its setting dead_to names topic {dead_to}, which does not exist, "
+                f"its setting dead_to names topic {dead_to}, which does not exist, "
                 "so copies of dead letters are dropped"
             )
-            found.append((0.0, Sight("warning", text, f"rmq topic create {dead_to}")))
+            found.append(
+                (0.0, of_topic(topic.name, "warning", text, f"rmq topic create {dead_to}"))
+            )
         count, waited_ms = topic.total["pending"], topic.total["pending_ms"]
         if count and waited_ms > PENDING_MS:
             text = (
-                f"{topic.name}: {plural(count, 'follow-up')} not in their topic yet, the oldest "
+                f"{plural(count, 'follow-up')} not in their topic yet, the oldest "
                 f"for {age(waited_ms)}; the topic may be paused or full, or was deleted"
             )
-            found.append((waited_ms, Sight("warning", text, f"rmq pending ls {topic.name}")))
-    return _worst_first(found) or [Sight("ok", "no follow-up waits long for its topic")]
-
-
-def batches(look: Look) -> Flow[list[Sight]]:
-    """Check for batches that nobody closes, or whose members do not end."""
-    places = yield from registry.listed(look.prefix)
-    now_ms = (yield from look.now_ms()) if places else 0
-    found = list[tuple[float, Sight]]()
-    for place, fields in zip(places, (yield from registry.read(look.prefix, places)), strict=True):
-        if not isinstance(fields, BatchFields) or fields.state == "d":
-            continue
-        idle_ms = now_ms - fields.touched_ms
-        if idle_ms < HOUR_MS:
-            continue
-        text = (
-            f"{place.topic}: batch {place.name} is {STATES[fields.state]} with "
-            f"{plural(fields.open, 'open member')}, and has not changed for {age(idle_ms)}"
-        )
-        if fields.state == "o":
-            text += "; if its program has died, close it; timeout= closes such a batch"
-            fix = f"rmq batch close {place.name}"
-        else:
-            text += "; handle its members, or cancel it"
-            fix = f"rmq batch cancel {place.name}"
-        found.append((idle_ms, Sight("warning", text, fix)))
-    return _worst_first(found) or [Sight("ok", "no batch is left without a change for an hour")]
+            fix, since_ms = f"rmq pending ls {topic.name}", topic.total["now_ms"] - waited_ms
+            sight = of_topic(topic.name, "warning", text, fix, since_ms=since_ms)
+            found.append((waited_ms, sight))
+    return worst_first(found) or [Sight("ok", "no follow-up waits long for its topic")]
 
 
 def groups(look: Look) -> Flow[list[Sight]]:
     """Check for groups that a dead letter stopped, or that have most of the held messages."""
     held, large_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
+    paused_ones = list[tuple[float, Sight]]()
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
     topics.sort(key=lambda topic: -topic.total["records"])
     for place, topic in enumerate(topics):
@@ -455,25 +396,41 @@ def groups(look: Look) -> Flow[list[Sight]]:
         if counts["groups_held"]:
             most = GROUPS_LOOKED if is_looked else 1
             shown = yield from group_flows.groups(topic.context, "stopped", 1000, 0, most)
-            names = [state.group for state in shown.groups if state.is_held]
+            states = [state for state in shown.groups if state.is_held]
+            states.sort(key=lambda state: -state.held)
+            names = [state.group for state in states]
+            waiting = sum(state.held for state in states)
             text = (
-                f"{name}: {plural(counts['groups_held'], 'group')} held by a dead letter"
-                + (f": {some(names)}" if names else "")
+                f"{plural(counts['groups_held'], 'group')} held by a dead letter"
+                + (f": {some(names)}, with {plural(waiting, 'waiting message')}" if names else "")
                 + "; redrive or purge the letter first (rmq dlq ls)"
             )
             group = shlex.quote(names[0]) if names else "GROUP"
-            sight = Sight("warning", text, f"rmq groups release {name} {group}")
+            died_ms = (yield from _died_ms(topic, states[0].dead_letter)) if states else None
+            fix, subject = f"rmq groups release {name} {group}", names[0] if names else ""
+            sight = of_topic(name, "warning", text, fix, subject, died_ms)
             held.append((counts["groups_held"], sight))
+        if counts["groups_paused"]:
+            text = f"{plural(counts['groups_paused'], 'group')} paused by hand"
+            fix = f"rmq groups ls {name} --sort stopped"
+            paused_ones.append((counts["groups_paused"], of_topic(name, "warning", text, fix)))
         waiting = counts["retries"] + counts["priority"] + counts["due"]
         is_large = is_looked and waiting >= SKEW_LEAST
         large = (yield from _largest_group(topic)) if is_large else None
         if large and large[1] > waiting / 2:
-            text = f"{name}: group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
-            large_ones.append((large[1], Sight("warning", text, f"rmq groups ls {name}")))
+            text = f"group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
+            sight = of_topic(name, "warning", text, f"rmq groups ls {name}", large[0])
+            large_ones.append((large[1], sight))
     ok = _partly(
         "no group has most of a backlog or is held by a dead letter", len(topics), "topics"
     )
-    return _worst_first(held) + _worst_first(large_ones) or [ok]
+    return worst_first(held) + worst_first(paused_ones) + worst_first(large_ones) or [ok]
+
+
+def _died_ms(topic: TopicOverview, id: MessageId | None) -> Flow[float | None]:
+    """Return when a message died, or None if it is not a dead letter any more."""
+    read = (yield topic_scripts.get(topic.context.slots[id.slot], id)) if id else None
+    return read.score if read and read.queue == "dead" else None
 
 
 def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
@@ -525,16 +482,19 @@ def _resize(
 ) -> Sight:
     """Return the finding for a resize, by its age, its older messages, and the running servers."""
     slots = topic.settings.slots
-    text = f"{topic.name}: resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
+    text = f"resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
     command = f"rmq topic resize {topic.name} {slots}"
     if not may_wait and for_ms >= (SERVER_UNFINISHED_MS if leader else UNFINISHED_MS):
-        return Sight("warning", f"{text}no process continues it, and slots hold messages", command)
+        text += "no process continues it, and slots hold messages"
+        return of_topic(topic.name, "warning", text, command, since_ms=resizing.since_ms)
     if leader:
-        return Sight("ok", f"{text}server {leader.decode(errors='replace')} finishes it")
+        text += f"server {leader.decode(errors='replace')} finishes it"
+        return of_topic(topic.name, "ok", text, "")
     text += (
         "it waits for older messages, and no server runs that finishes it when the command does not"
     )
-    return Sight("warning" if for_ms >= UNATTENDED_MS else "note", text, "rmq server")
+    severity: Severity = "warning" if for_ms >= UNATTENDED_MS else "note"
+    return of_topic(topic.name, severity, text, "rmq server", since_ms=resizing.since_ms)
 
 
 def schedules(look: Look) -> Flow[list[Sight]]:
@@ -554,10 +514,11 @@ def schedules(look: Look) -> Flow[list[Sight]]:
             missed_ms = reply.now_ms - (reply.now_ms if row.due_ms is None else row.due_ms)
             if missed_ms >= MISSED_MS:
                 text = (
-                    f"{topic.name}: schedule {row.name} was due {age(missed_ms)} ago, and no "
+                    f"schedule {row.name} was due {age(missed_ms)} ago, and no "
                     "worker or server has sent its message"
                 )
-                found.append((missed_ms, Sight("warning", text, "rmq server")))
-    return _worst_first(found) or [
+                sight = of_topic(topic.name, "error", text, "rmq server", row.name, row.due_ms)
+                found.append((missed_ms, sight))
+    return worst_first(found) or [
         Sight("ok", f"the schedules of {some([t.name for t in topics])} are sent")
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue, SettingsMismatch
 from rmq.features.topic_admin.resize import ResizeResult
@@ -16,6 +17,7 @@ from rmq.http_framework.figures import (
     all_figures,
     depth_chart,
     due_counts,
+    examined,
     histories,
     history,
     late_chart,
@@ -38,8 +40,10 @@ from rmq.kernel.topic.stats import COUNTERS, GAUGES
 PAGES = Pages()
 
 ROWS_MAX = 50  # maximum number of topics on a page
+GRAVE = ("error", "warning")
 SUMMED_MAX = 200  # maximum number of topics in the charts, busiest first
 SORTS: dict[str, Callable[[TopicFigures], int]] = {
+    "problems": lambda each: 0,  # by the doctor's findings
     "name": lambda each: 0,
     "waiting": lambda each: each.waiting,
     "later": lambda each: each.get("later"),
@@ -54,26 +58,33 @@ SORTS: dict[str, Callable[[TopicFigures], int]] = {
 async def overview(request: PageRequest) -> View:
     """Show the topics with their counts and events."""
     period = request.word("period", PERIODS, "1h")
-    sort = request.word("sort", SORTS, "name")
+    sort = request.word("sort", SORTS, "problems")
     contains = request.query.get("contains", "")[:128]
     every = await all_figures(request)
     chosen = [each for each in every if contains in each.name]
+    found = list(examined(request).found or ())
+    marks = _marks(found)
     ordered = sorted(chosen, key=lambda each: (-SORTS[sort](each), each.name))
+    if sort == "problems":
+        worst = {topic: place for place, topic in enumerate(marks)}
+        ordered.sort(key=lambda each: worst.get(each.name, len(worst)))
     pages = max(1, -(-len(ordered) // ROWS_MAX))
     number = request.number("page", 1, pages, 1)
     rows = ordered[(number - 1) * ROWS_MAX : number * ROWS_MAX]
     busiest = sorted(chosen, key=lambda each: -each.get("accepted"))[:SUMMED_MAX]
     names = list(dict.fromkeys(each.name for each in (*rows, *busiest)))
-    found = await histories(request, names, period)
-    total = summed([found[each.name] for each in busiest])
+    samples = await histories(request, names, period)
+    total = summed([samples[each.name] for each in busiest])
     return View(
         "overview.html",
         {
             "rows": [
-                (each, *_rates(request, each, found[each.name]), _bars(found[each.name]))
+                (each, *_rates(request, each, samples[each.name]), _bars(samples[each.name]),
+                 marks.get(each.name, {}))
                 for each in rows
             ],
-            "totals": _totals(request, chosen, found),
+            "totals": _totals(request, chosen, samples),
+            "problems": [each for each in found if each.severity in GRAVE],
             "rates": rate_chart(total), "depth": depth_chart(total), "late": late_chart(total),
             "taken_late": lateness_chart(total), "period": period, "periods": tuple(PERIODS),
             "sort": sort, "contains": contains, "count": len(chosen), "number": number,
@@ -81,6 +92,15 @@ async def overview(request: PageRequest) -> View:
         },
         "Overview",
     )  # fmt: skip
+
+
+def _marks(found: Sequence[Any]) -> dict[str, dict[str, str]]:
+    """Return the titles of problems with their severities, by topic, worst topic first."""
+    marks: dict[str, dict[str, str]] = {}
+    for each in found:
+        for topic in each.topics if each.severity in GRAVE else ():
+            marks.setdefault(topic, {}).setdefault(each.title, each.severity)
+    return marks
 
 
 def _totals(

@@ -221,6 +221,11 @@ def leader_key(prefix: str) -> bytes:
     return f"{prefix}:leader".encode()
 
 
+def problems_key(prefix: str) -> bytes:
+    """Return the hash that stores when `rmq server` first saw each problem."""
+    return f"{prefix}:problems".encode()
+
+
 def job_key(prefix: str, job: str) -> bytes:
     """Return the key of a job. A job's id is the topic's name, a dot and a code."""
     topic, _, code = job.rpartition(".")

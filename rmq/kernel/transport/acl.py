@@ -139,6 +139,7 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("workers", ("worker", "server"), ("operator", "viewer")),
     ("worker:*", ("worker",), ("operator", "viewer", "server")),
     ("leader", ("server",), ("operator", "viewer")),
+    ("problems", ("server",), ("operator", "viewer")),
     ("jobs", ("operator", "server"), ("viewer",)),
     ("batches", ("producer", "operator", "server"), ("viewer",)),
     ("{events:*}:*", ("producer", "consumer", "worker", "server"), ()),

@@ -1,0 +1,248 @@
+"""Checks of the handling of messages: long runs, failures, dead letters, batches, jobs, workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rmq.features.dead_letters.jobs import flows as job_flows
+from rmq.features.doctor.look import (
+    Look,
+    Severity,
+    Sight,
+    age,
+    as_one,
+    of_topic,
+    plural,
+    some,
+    worst_first,
+)
+from rmq.features.workers.status import IGNORED_S, HandlerRun, WorkerStatus
+from rmq.kernel.batches import registry
+from rmq.kernel.batches.scripts import STATES, BatchFields
+from rmq.kernel.core import failure, history
+from rmq.kernel.core.keys import leader_key
+from rmq.kernel.topic import reading, samples
+from rmq.kernel.topic.overview import TopicOverview
+from rmq.kernel.transport.flow.steps import Flow, RawCommand
+
+SLOTS_MOST = 200  # slots that are examined individually, fullest first
+HOUR_MS = 3_600_000
+# Dead letters of the last hour are a warning if there are at least this many, and at least twice
+# as many as in the hour before.
+GROWTH_LEAST = 10
+WINDOW_MS = 600_000  # deliveries of this time are compared
+FAILING, FAILING_LEAST = 0.5, 20  # part of deliveries, and number of deliveries in WINDOW_MS
+LOOKED_MOST = 100  # maximum number of topics whose samples are read, those with most failures first
+NEWEST = 50  # number of newest dead letters whose causes are counted
+SILENT_S = 20.0  # a worker reports every few seconds
+UNATTENDED_MS = 60_000  # a job that no process runs for this time is reported
+
+
+def long_runs(look: Look) -> Flow[list[Sight]]:
+    """Check for runs of handlers that take far longer than usual and may hang."""
+    leases = {topic.name: topic.settings.lease_ms / 1000 for topic in (yield from look.topics())}
+    runs = dict[tuple[str, str], list[tuple[HandlerRun, WorkerStatus]]]()
+    for worker in (yield from look.workers()):
+        for run in worker.long_runs(leases):
+            runs.setdefault((run.topic, run.handler), []).append((run, worker))
+    found = list[tuple[float, Sight]]()
+    for (topic, handler), each in runs.items():
+        look.explained.add(topic)
+        longest, worker = max(each, key=lambda pair: pair[0].seconds)
+        text = (
+            f"{plural(len(each), 'run')} of {handler} may hang; {longest.id} is running "
+            f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}; restart this process"
+        )
+        ignored_s, ignoring = max((run.cancelled_s or 0, run.id) for run, _ in each)
+        if ignored_s > IGNORED_S:
+            text += (
+                f"; the run of {ignoring} has ignored a request to cancel it for "
+                f"{age(ignored_s * 1000)}: call d.checkpoint() in the handler, or set a max_runtime"
+            )
+        fix, since_ms = f"rmq worker show {worker.id}", longest.since.timestamp() * 1000
+        sight = of_topic(topic, "warning", text, fix, worker.id, since_ms)
+        found.append((longest.seconds, sight))
+    return worst_first(found) or [Sight("ok", "no handler runs for far longer than usual")]
+
+
+def failures(look: Look) -> Flow[list[Sight]]:
+    """Check for topics of which most deliveries of the last ten minutes failed."""
+    now_ms = yield from look.now_ms()
+    topics = [topic for topic in (yield from look.topics()) if _unsettled(topic) > 0]
+    topics.sort(key=lambda topic: -_unsettled(topic))
+    failing = list[tuple[int, int, TopicOverview]]()
+    for topic in topics[:LOOKED_MOST]:
+        (before,) = yield from samples.before(topic.context, now_ms, WINDOW_MS)
+        if before is None:
+            continue
+        then = dict(zip(history.COUNTERS, before.counters, strict=True))
+        levels = dict(zip(history.LEVELS, before.levels, strict=True))
+        now = topic.total
+        delivered = now["delivered"] - then["delivered"]
+        in_flight = now["in_flight"] - levels["in_flight"]
+        failed = delivered - (now["settled"] - then["settled"]) - max(0, in_flight)
+        if delivered >= FAILING_LEAST and failed >= FAILING * delivered:
+            failing.append((failed, delivered, topic))
+    failing.sort(key=lambda each: -each[0])
+    found = list[Sight]()
+    for failed, delivered, topic in failing:
+        look.failing.add(topic.name)
+        text = f"{failed / delivered:.0%} of {delivered} deliveries of the last 10 min failed"
+        if not found:
+            text += yield from _cause(topic)
+        found.append(of_topic(topic.name, "warning", text, f"rmq dlq groups {topic.name}"))
+    return as_one(found) or [Sight("ok", "in no topic do most deliveries fail")]
+
+
+def _unsettled(topic: TopicOverview) -> int:
+    """Return how many deliveries of a topic ended without success, since its creation."""
+    counts = topic.total
+    return counts["delivered"] - counts["settled"] - counts["in_flight"]
+
+
+def _cause(topic: TopicOverview) -> Flow[str]:
+    """Describe the most frequent error among the newest dead letters of a topic."""
+    slots = range(len(topic.slots))
+    fullest = max(slots, key=lambda index: topic.slots[index]["dead"])
+    keys = topic.context.slots[fullest]
+    page = yield from reading.next_page(keys, "dead", "+inf", "-inf", 0, NEWEST, True)
+    errors = Counter[str]()
+    examples = dict[str, str]()
+    for member in page.members:
+        last = failure.decode(member.failure)
+        if last is not None:
+            print_ = failure.fingerprint(last)
+            errors[print_] += 1
+            examples.setdefault(print_, last.error or last.reason)
+    if not errors:
+        return ""
+    ((most, _),) = errors.most_common(1)
+    return f"; the most frequent error of its dead letters: {examples[most]:.120} ({most})"
+
+
+def dead_letters(look: Look) -> Flow[list[Sight]]:
+    """Compare the dead letters of the last hour with the hour before."""
+    now_ms = yield from look.now_ms()
+    topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
+    found: dict[Severity, list[tuple[float, TopicOverview, str]]] = {"warning": [], "note": []}
+    left, unread = SLOTS_MOST, list[str]()
+    hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
+    for topic in sorted(topics, key=lambda each: -each.total["dead"]):
+        last = before = 0
+        for keys, counts in zip(topic.context.slots, topic.slots, strict=True):
+            if counts["dead"] and not left:
+                unread.append(topic.name)
+            elif counts["dead"]:
+                left -= 1
+                last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
+                before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
+        if last > before and topic.name not in look.failing:
+            text = (
+                f"{last} dead letters in the last hour, {before} in the hour "
+                f"before, {topic.total['dead']} in all"
+            )
+            is_grave = last >= GROWTH_LEAST and last >= 2 * before
+            found["warning" if is_grave else "note"].append((last - before, topic, text))
+    sights = list[Sight]()
+    for severity, rows in found.items():
+        some_sights = list[Sight]()
+        for _, topic, text in sorted(rows, key=lambda row: -row[0]):
+            first_ms = None
+            if not some_sights and severity == "warning":
+                text += yield from _cause(topic)
+                first_ms = yield from _first_since(topic, hour)
+            fix = f"rmq dlq groups {topic.name}"
+            some_sights.append(of_topic(topic.name, severity, text, fix, since_ms=first_ms))
+        sights += as_one(some_sights)
+    count = sum(topic.total["dead"] for topic in topics)
+    ok = Sight("ok", f"{count} dead letters; they do not grow")
+    if unread:
+        text = f"growth is not known of slots beyond the {SLOTS_MOST} with most dead letters: "
+        ok = Sight("note", text + some(list(dict.fromkeys(unread))), "rmq topic ls")
+        return [*sights, ok]
+    return sights or [ok]
+
+
+def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
+    """Return when the first message of a topic died after a time."""
+    first = list[float]()
+    for keys in topic.context.slots[:SLOTS_MOST]:
+        words = ("ZRANGEBYSCORE", keys.dead, since_ms, "+inf", "LIMIT", 0, 1)
+        for member in (yield RawCommand("ZRANGEBYSCORE", *words)):
+            score = yield RawCommand("ZSCORE", "ZSCORE", keys.dead, member)
+            first += [] if score is None else [float(score)]
+    return min(first, default=None)
+
+
+def batches(look: Look) -> Flow[list[Sight]]:
+    """Check for batches that nobody closes, or whose members do not end."""
+    places = yield from registry.listed(look.prefix)
+    now_ms = (yield from look.now_ms()) if places else 0
+    found = list[tuple[float, Sight]]()
+    for place, fields in zip(places, (yield from registry.read(look.prefix, places)), strict=True):
+        if not isinstance(fields, BatchFields) or fields.state == "d":
+            continue
+        idle_ms = now_ms - fields.touched_ms
+        if idle_ms < HOUR_MS:
+            continue
+        text = (
+            f"batch {place.name} is {STATES[fields.state]} with "
+            f"{plural(fields.open, 'open member')}, and has not changed for {age(idle_ms)}"
+        )
+        if fields.state == "o":
+            text += "; if its program has died, close it; timeout= closes such a batch"
+            fix = f"rmq batch close {place.name}"
+        else:
+            text += "; handle its members, or cancel it"
+            fix = f"rmq batch cancel {place.name}"
+        sight = of_topic(place.topic, "warning", text, fix, place.name, fields.touched_ms)
+        found.append((idle_ms, sight))
+    return worst_first(found) or [Sight("ok", "no batch is left without a change for an hour")]
+
+
+def jobs(look: Look) -> Flow[list[Sight]]:
+    """Check for jobs that are paused, or that no process runs."""
+    found = list[tuple[float, Sight]]()
+    active = [job for job in (yield from job_flows.jobs(look.prefix, None)) if job.ended_ms is None]
+    now_ms = (yield from look.now_ms()) if active else 0
+    for job in active:
+        text = f"{job.verb} {job.id} of {job.by} "
+        if job.state == "paused":
+            text += "is paused"
+        elif not job.runner and now_ms - job.began_ms >= UNATTENDED_MS:
+            text += "waits, because no process runs it"
+        else:
+            continue
+        of_all = "" if job.expected is None else f" of {job.expected}"
+        text += f" after {job.matched}{of_all} messages; it began {age(now_ms - job.began_ms)} ago"
+        sight = of_topic(job.topic, "warning", text, f"rmq job resume {job.id}", job.id)
+        found.append((now_ms - job.began_ms, sight))
+    return worst_first(found) or [Sight("ok", "no job is paused or left alone")]
+
+
+def workers(look: Look) -> Flow[list[Sight]]:
+    """Check for worker processes that have stopped to report."""
+    found = list[tuple[float, Sight]]()
+    every = yield from look.workers()
+    now_ms = (yield from look.now_ms()) if every else 0
+    for worker in every:
+        silent_s = worker.heartbeat_age_s
+        if silent_s >= SILENT_S:
+            text = (
+                f"worker {worker.host}:{worker.pid} has not reported for {age(silent_s * 1000)}: "
+                "it was killed, or cannot reach Redis"
+            )
+            fix, since_ms = f"rmq worker show {worker.id}", now_ms - silent_s * 1000
+            topic = worker.topics[0] if worker.topics else ""
+            sight = of_topic(topic, "warning", text, fix, worker.id, since_ms)
+            found.append((silent_s, sight))
+    return worst_first(found) or [Sight("ok", f"{plural(len(every), 'worker')}, all report")]
+
+
+def server(look: Look) -> Flow[list[Sight]]:
+    """Check whether an `rmq server` leads."""
+    leader: bytes | None = yield RawCommand("GET", "GET", leader_key(look.prefix))
+    if leader is None:
+        text = "no rmq server leads: nobody keeps samples, nor deletes old dead letters"
+        return [Sight("note", text, "rmq server")]
+    return [Sight("ok", f"server {leader.decode(errors='replace')} leads")]

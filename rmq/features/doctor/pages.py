@@ -1,0 +1,83 @@
+"""The page of problems: the findings of `rmq doctor`, with a repair as a command and a button."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from rmq.features.doctor.look import PROBLEMS_MOST, Finding, problems
+from rmq.http_framework.figures import examined
+from rmq.http_framework.page import PageRequest, Pages, View
+
+PAGES = Pages()
+
+
+class Button(NamedTuple):
+    """A repair of a problem: a form to submit, or a page to open.
+
+    Attributes:
+        label: Text of the button.
+        url: Address of the form or page.
+        acts: Whether the button submits a form.
+    """
+
+    label: str
+    url: str
+    acts: bool = False
+
+
+@PAGES.get("/problems")
+async def list_problems(request: PageRequest) -> View:
+    """List the ten worst problems of Redis, topics, groups, schedules, jobs and workers."""
+    reading = examined(request)
+    found: list[Finding] = list(reading.found or ())
+    worst = problems(found)
+    rows = [(each, _buttons(request, each)) for each in worst]
+    return View(
+        "problems.html",
+        {
+            "reading": reading, "rows": rows[:PROBLEMS_MOST], "further": rows[PROBLEMS_MOST:],
+            "fine": [each for each in found if each not in worst],
+        },
+        "Problems",
+    )  # fmt: skip
+
+
+def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
+    """Return the buttons for a problem: the act of its command if it is safe, and its page."""
+    topic, subject = finding.topics[0] if finding.topics else "", finding.subject
+    verbs = tuple(shlex.split(finding.fix)[1:3])
+    acts = {
+        ("topic", "resume"): ("Resume", ("topics", topic, "resume"), {}),
+        ("groups", "release"): (
+            "Release the group", ("topics", topic, "groups", "release"), {"group": subject},
+        ),
+        ("job", "resume"): ("Resume the job", ("jobs", subject, "resume"), {}),
+        ("batch", "close"): ("Close the batch", ("batches", subject, "close"), {}),
+    }  # fmt: skip
+    places = {
+        "cluster": ("Health", ("health",)),
+        "dead-letters": ("Causes", ("topics", topic, "dead-letters", "groups")),
+        "failures": ("Causes", ("topics", topic, "dead-letters", "groups")),
+        "groups": ("Dead letters", ("topics", topic, "dead-letters")),
+        "schedules": ("Schedules", ("topics", topic, "schedules")),
+        "long-runs": ("Workers", ("workers",)),
+        "workers": ("Workers", ("workers",)),
+        "jobs": ("Job", ("jobs", subject)),
+        "batches": ("Batch", ("batches", subject)),
+        "late": ("Messages", ("topics", topic, "messages")),
+        "slot-skew": ("Slots", ("topics", topic, "slots")),
+        "big-keys": ("Slots", ("topics", topic, "slots")),
+        "resizes": ("Resize", ("topics", topic, "resize")),
+    }
+    buttons = []
+    if verbs in acts and request.may("operator"):
+        label, parts, query = acts[verbs]
+        buttons.append(Button(label, request.url(*parts, **query), True))
+    if finding.check in places and not (finding.check == "resizes" and not request.may("admin")):
+        label, parts = places[finding.check]
+        query = {"filter": f"group={shlex.quote(subject)}"} if finding.check == "groups" else {}
+        buttons.append(Button(label, request.url(*parts, **query)))
+    elif topic:
+        buttons.append(Button("Topic", request.url("topics", topic)))
+    return buttons

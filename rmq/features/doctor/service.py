@@ -1,0 +1,65 @@
+"""The service of `rmq server` that stores when it first saw each problem."""
+
+from __future__ import annotations
+
+from rmq.features.doctor import flows
+from rmq.features.doctor.look import problems
+from rmq.http_framework.survey import Survey
+from rmq.kernel.core.keys import problems_key
+from rmq.kernel.topic import clock
+from rmq.kernel.topic.overview import TopicOverview
+from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
+from rmq.kernel.transport.single.blocking import Transport
+
+EVERY_LEAST_S = 30.0
+# Checks of settings and rights: they cost many commands, and what they find does not begin at a
+# time that matters.
+NOT_WATCHED = ("rights", "restrictions", "encodings", "fragmentation", "versions", "clock")
+
+
+class Problems:
+    """Examines Redis and all topics, and stores when each problem was first seen.
+
+    The service uses the counts that the survey has read. A problem that is no longer found is
+    forgotten.
+    """
+
+    name = "problems"
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
+        self._transport = transport
+        self._prefix = prefix
+        self._survey = survey
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two examinations: as many as between two readings of all topics."""
+        return max(EVERY_LEAST_S, self._survey.every_s)
+
+    def run_once(self) -> int:
+        """Examine Redis and all topics. Return the number of problems."""
+        if not self._survey.passes:
+            return 0
+        topics = [
+            TopicOverview(counts.context, counts.slots, counts.lateness)
+            for counts in self._survey.topics.values()
+        ]
+        return self._transport.run(_note(self._prefix, topics))
+
+
+def _note(prefix: str, topics: list[TopicOverview]) -> Flow[int]:
+    """Store the current time for each problem that is not stored yet, and forget solved ones."""
+    watched = [name for name in flows.NAMES if name not in NOT_WATCHED]
+    found = yield from flows.examine(prefix, watched, topics)
+    keys = {each.key for each in problems(found)}
+    key = problems_key(prefix)
+    stored: dict[bytes, bytes] = yield RawCommand("problems", "HGETALL", key)
+    known = {field.decode(errors="replace") for field in stored}
+    new, solved = sorted(keys - known), sorted(known - keys)
+    if solved:
+        yield RawCommand("problems", "HDEL", key, *solved)
+    if new:
+        now_ms = int(clock.now_us) // 1000 if clock.now_us else (yield from server_ms("problems"))
+        yield RawCommand("problems", "HSET", key, *(w for name in new for w in (name, now_ms)))
+    return len(keys)
