@@ -120,7 +120,7 @@ COMMANDS = {
     ),
     "acl": CommandEntry("rmq.cli.acl:acl", "Print the minimal rights of a Redis user."),
     "doctor": CommandEntry(
-        "rmq.features.doctor.cli:doctor", "Check Redis and all topics without changing them."
+        "rmq.features.doctor.cli:doctor", "List the ten worst problems of Redis and all topics."
     ),
     "explain": CommandEntry(
         "rmq.cli.explain:explain",

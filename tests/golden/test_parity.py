@@ -203,6 +203,7 @@ DIFFERENCES = {
     "a flag of the command is another verb elsewhere": {
         "audit forget": "python False, http -, command False",
         "claim delete": "python -, http -, command False",
+        "doctor all": "python -, http -, command False",
         "doctor list": "python -, http -, command False",
         "job outcomes": "python -, http -, command 0",
         "stats due": "python -, http -, command False",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import rmq
-from rmq.features.doctor import topics
+from rmq.features.doctor import handling, topics
 from rmq.features.doctor.look import SEVERITIES
 from rmq.features.topic_admin.service import Sampler
 from rmq.http_framework.survey import Survey
@@ -182,15 +183,25 @@ def test_dead_letters_that_grow_are_named(
 ) -> None:
     topic = client.topic("orders")
     assert grave(client, "dead-letters") == []
-    topic.send(1)
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    topic.send_many([rmq.Outgoing(n) for n in range(10)])
     with topic.consumer() as consumer:
-        consumer.receive(1, wait=5)[0].reject("bad")
-    assert "1 dead letters in the last hour, 0 in the hour before" in (
-        one(client, "dead-letters").evidence
-    )
+        first, *others = consumer.receive(10, wait=5)
+        first.reject("ValueError: bad")
+        (small,) = seen(client, "dead-letters")
+        consumer.reject(others, "ValueError: bad")
+    finding = one(client, "dead-letters")
 
-    time.sleep(0.05)  # it dies in the hour before
-    monkeypatch.setattr(topics, "HOUR_MS", 40)
+    assert small.severity == "note"
+    assert "1 dead letter in the last hour, 0 in the hour before" in small.evidence
+    assert "10 dead letters in the last hour, 0 in the hour before" in finding.evidence
+    assert "ValueError: bad" in finding.evidence
+    assert finding.since is not None
+    assert began < finding.since <= datetime.now(UTC)
+    assert finding.since_from == "redis"
+
+    time.sleep(0.05)  # they die in the hour before
+    monkeypatch.setattr(handling, "HOUR_MS", 40)
 
     assert grave(client, "dead-letters") == []
 
@@ -339,10 +350,10 @@ def test_dead_letters_that_were_not_looked_at_are_not_ok(
     client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("bills", "orders"):
-        client.topic(name, slots=1).send(1)
+        client.topic(name, slots=1).send_many([rmq.Outgoing(n) for n in range(10)])
         with client.topic(name).consumer() as consumer:
-            consumer.reject(consumer.receive(1), "why")
-    monkeypatch.setattr(topics, "SLOTS_MOST", 1)
+            consumer.reject(consumer.receive(10), "why")
+    monkeypatch.setattr(handling, "SLOTS_MOST", 1)
 
     found = seen(client, "dead-letters")
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from rmq.cli import cli
+from rmq.features.doctor.flows import BY_NAME, CHECKS
 from rmq.kernel.core import metrics
 from rmq.kernel.topic.stats import COUNTERS
 from rmq.server.metrics import QUEUES
@@ -23,7 +24,7 @@ CATALOGUE = {metric.name: metric for metric in (*metrics.METRICS, *metrics.SERVE
 EXPORTER = {"redis_memory_used_bytes", "redis_memory_max_bytes"}  # of redis_exporter
 SERVICES = (
     "leadership", "survey", "rollback", "retention", "schedules", "sampler", "expiry", "audits",
-    "queries", "worker_records", "resizes", "wanted", "offloading", "follow_ups",
+    "queries", "worker_records", "resizes", "wanted", "offloading", "follow_ups", "problems",
 )  # fmt: skip
 VALUES = {"queue": QUEUES, "event": tuple(COUNTERS), "service": SERVICES}
 
@@ -149,6 +150,30 @@ def test_every_command_of_the_runbook_exists() -> None:
                 break
             group = group.get_command(root, word)
             assert group is not None, f"rmq {words}"
+
+
+# Alerts about what no single look at Redis shows: the server itself, or an audit of days.
+WITHOUT_CHECK = {
+    "RmqTopicsNotCounted", "RmqServiceFails", "RmqServiceStalls", "RmqMessagesMissing",
+    "RmqQueryWithoutDriver",
+}  # fmt: skip
+
+
+def test_checks_of_the_doctor_alerts_and_the_runbook_agree() -> None:
+    sections = dict(
+        (head, text)
+        for head, text in re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", RUNBOOK, re.M | re.S)
+    )
+    alerts = [alert for check in CHECKS for alert in check.alerts]
+
+    assert {check.runbook for check in CHECKS} <= sections.keys()
+    assert len(alerts) == len(set(alerts))
+    assert {rule["alert"] for rule in RULES} == {*alerts} | WITHOUT_CHECK
+    for check in CHECKS:
+        for alert in check.alerts:
+            assert f"rmq doctor --only {check.name}`" in sections[alert]
+    for heading in sections.keys() - {rule["alert"] for rule in RULES} - {"A"}:
+        assert heading in BY_NAME, heading
 
 
 def test_every_option_of_the_runbook_exists() -> None:

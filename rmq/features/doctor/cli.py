@@ -33,13 +33,13 @@ NAME, SEVERITY = 18, 9
 @click.option("--all", "every", is_flag=True, help="Show all findings, also of sound checks.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks without making them.")
 def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
-    """List the ten worst problems of Redis and all topics, worst first, without changing them.
+    """List the ten worst problems of Redis and all topics.
 
-    Each problem has a severity, its start, its evidence, and the command that fixes it. Commands in
-    capitals are for redis-cli. docs/runbook.md has a section for each check. With --all, --only or
-    --json, all findings are shown. Exit code 1 means that there are errors. Exit code 4 means that
-    there are warnings and no errors. If this Redis user lacks a right that a check needs, the check
-    is skipped and gives the reason.
+    The command changes nothing. Each problem has a severity, its start, its evidence, and the
+    command that fixes it. Commands in capitals are for redis-cli. docs/runbook.md has a section for
+    each check. With --all, --only or --json, all findings are shown. Exit code 1 means that there
+    are errors. Exit code 4 means that there are warnings and no errors. If this Redis user lacks a
+    right that a check needs, the check is skipped and gives the reason.
     """
     common = common_options()
     if list_only:
@@ -84,18 +84,18 @@ def _print_list(findings: list[Finding], is_whole: bool) -> None:
 
 
 def _since(finding: Finding) -> str:
-    """Return the start of a problem for the beginning of its evidence."""
+    """Return the start of a problem for the end of its evidence."""
     if finding.since is None:
         return ""
     ago = text.span((datetime.now(UTC) - finding.since).total_seconds() * 1000)
-    seen = "seen by the server " if finding.since_from == "server" else ""
-    return f"{seen}since {finding.since:%Y-%m-%dT%H:%M:%SZ} ({ago}). "
+    seen = "first seen by the server" if finding.since_from == "server" else "since"
+    return f"; {seen} {finding.since:%Y-%m-%dT%H:%M:%SZ}, {ago} ago"
 
 
 def _print(finding: Finding) -> None:
     margin = " " * (NAME + SEVERITY)
     lines = textwrap.wrap(
-        text.neutral(_since(finding) + finding.evidence),
+        text.neutral(finding.evidence + _since(finding)),
         WIDTH - len(margin),
         break_on_hyphens=False,
     )

@@ -105,7 +105,7 @@ def _cause(topic: TopicOverview) -> Flow[str]:
     slots = range(len(topic.slots))
     fullest = max(slots, key=lambda index: topic.slots[index]["dead"])
     keys = topic.context.slots[fullest]
-    page = yield from reading.next_page(keys, "dead", "+inf", "-inf", 0, NEWEST, True)
+    page = yield from reading.next_page(keys, "dead", "-inf", "+inf", 0, NEWEST, True)
     errors = Counter[str]()
     examples = dict[str, str]()
     for member in page.members:
@@ -138,7 +138,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
                 before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
         if last > before and topic.name not in look.failing:
             text = (
-                f"{last} dead letters in the last hour, {before} in the hour "
+                f"{plural(last, 'dead letter')} in the last hour, {before} in the hour "
                 f"before, {topic.total['dead']} in all"
             )
             is_grave = last >= GROWTH_LEAST and last >= 2 * before

@@ -138,8 +138,8 @@ def test_several_roles_have_what_each_has() -> None:
     for role in ("viewer", "worker"):
         assert set(rmq.acl_rules(role).commands) <= set(both.commands)  # type: ignore[arg-type]
     assert both.read_keys == (
-        "rmq:topics", "rmq:scheduled", "rmq:workers", "rmq:worker:*", "rmq:leader", "rmq:jobs",
-        "rmq:batches", "rmq:audit_trail",
+        "rmq:topics", "rmq:scheduled", "rmq:workers", "rmq:worker:*", "rmq:leader",
+        "rmq:problems", "rmq:jobs", "rmq:batches", "rmq:audit_trail",
     )  # fmt: skip
 
 
