@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from rmq.features.batches.batch import AsyncBatch
     from rmq.features.batches.batch_blocking import Batch
     from rmq.features.batches.flows import BatchState
-    from rmq.features.dead_letters.filter import DeadLetterFilter
     from rmq.features.dead_letters.flows import RedriveResult
     from rmq.features.dead_letters.jobs.job import Job, JobOutcome
     from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
@@ -127,6 +126,7 @@ if TYPE_CHECKING:
     from rmq.kernel.results.handle_blocking import ResultHandle
     from rmq.kernel.results.outcome import MessageOutcome, Progress, ResultState
     from rmq.kernel.topic.audit_trail import AuditLine
+    from rmq.kernel.topic.filter import DeadLetterFilter
     from rmq.kernel.topic.paging import Page, Span
     from rmq.kernel.topic.stats import DueCount
     from rmq.kernel.transport.acl import AclRules, acl_rules
@@ -156,7 +156,7 @@ _MODULES = {
         "WorkRolledBack"
     ),
     "rmq.features.audit.audit": "Audit AuditResult Missing",
-    "rmq.features.dead_letters.filter": "DeadLetterFilter",
+    "rmq.kernel.topic.filter": "DeadLetterFilter",
     "rmq.features.dead_letters.flows": "RedriveResult",
     "rmq.features.dead_letters.jobs.job": "Job JobOutcome",
     "rmq.features.dead_letters.reading": "DeadLetterGroup DeadLetterGroups DeadLetterPage",

@@ -10,9 +10,9 @@ from rmq.cli_framework.app import PARTLY, Command, NotFound
 from rmq.cli_framework.confirm import DRY_RUN, YES, confirm
 from rmq.cli_framework.options import common_options
 from rmq.features.dead_letters.cli.options import print_dry_run
-from rmq.features.dead_letters.filter import DeadLetterFilter, parse
 from rmq.features.dead_letters.jobs.cli import started, work
 from rmq.features.messages.cli.change import change_each
+from rmq.kernel.topic.filter import DeadLetterFilter, parse
 
 
 @click.command(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -19,6 +20,8 @@ from rmq.kernel.core.validation import nearest
 if TYPE_CHECKING:
     import rmq
 
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 RETRY_FOR_S = 2.0  # short: a person waits for the answer
 REPLY_S = 5.0  # includes the time to connect; RMQ's commands themselves take milliseconds
@@ -207,3 +210,23 @@ def json_errors(words: Sequence[str]) -> bool:
         if word in ("--json", "-ojson", "-ondjson", "--output=json", "--output=ndjson"):
             return True
     return False
+
+
+def filter_argument(command: F) -> F:
+    """Add the argument FILTER, and the option --filter for scripts whose filter may be empty.
+
+    The command gets the filter as `wanted`, or None if the filter is missing or empty.
+    """
+    from rmq.kernel.topic.filter import parse  # most commands need no filter
+
+    @wraps(command)
+    def with_filter(filter_text: str | None, filter_option: str | None, **given: Any) -> Any:
+        if filter_text is not None and filter_option is not None:
+            raise click.UsageError("use FILTER or --filter, not both")
+        text = filter_text if filter_text is not None else filter_option
+        wanted = None if text is None or not text.strip() else parse(text)
+        return command(wanted=wanted, **given)
+
+    option = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")
+    argument = click.argument("filter_text", metavar="[FILTER]", required=False)
+    return cast("F", argument(option(with_filter)))

@@ -73,6 +73,7 @@ class PeekQuery(Request):
     slot: Slot | None = None
     type: str | None = None
     group: str | None = None
+    filter: FilterText | None = None
     limit: Limit = 50
     cursor: PeekCursor | None = None
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
-from rmq.features.dead_letters import filter
-from rmq.features.dead_letters.filter_terms import conditions
 from rmq.http_framework.message import DECODED_MAX, HIDDEN, Attempt, Body, Failure
 from rmq.http_framework.principal import Principal, sees_bodies
 from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.access import Role
+from rmq.kernel.topic import filter
+from rmq.kernel.topic.filter_terms import conditions
 
 REDACTED = "***"
 

@@ -10,8 +10,8 @@ import pytest
 import rmq
 from rmq.errors import InvalidReceipt, InvalidValue, TopicNotFound
 from rmq.features.dead_letters import reading
-from rmq.features.dead_letters.filter import parse
 from rmq.kernel.topic import reading as topic_reading
+from rmq.kernel.topic.filter import parse
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server
@@ -218,3 +218,24 @@ def test_what_one_purge_has_put_into_the_trash_is_restored_alone(
         api.admin.restore(name, job=redrive.id)
     with pytest.raises(rmq.JobNotFound):
         api.admin.restore(name, job=f"{name}.00000000")
+
+
+@both_clients
+def test_causes_of_all_topics_are_counted_with_their_topics(api: Any, name: str) -> None:
+    first, second = f"{name}-a", f"{name}-b"
+    bury(api, first, 3, error="Causes: {}")
+    bury(api, first, 1, error="Causes: disk")
+    bury(api, second, 2, slots=2, error="Causes: {}")
+
+    found = api.admin.dead_letter_causes(filter='error contains "Causes"')
+    short = api.admin.dead_letter_causes(scan=1)
+
+    ours = [
+        {topic: n for topic, n in group.topics.items() if topic in (first, second)}
+        for group in found.groups
+    ]
+    assert [each for each in ours if each] == [{first: 3, second: 2}, {first: 1}]
+    assert found.total == sum(group.count for group in found.groups)
+    assert found.unread == 0
+    assert short.total > 0
+    assert short.unread > 0

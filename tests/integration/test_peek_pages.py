@@ -295,3 +295,35 @@ def test_a_tail_goes_on_where_another_ended(client: rmq.Client, name: str) -> No
 def test_limits_are_those_that_the_documentation_names() -> None:
     assert flows.LIMIT_MAX == 1000
     assert flows.CALLS_A_LOOK * reading.CALL_MAX == 2000
+
+
+def test_a_filter_searches_ids_groups_types_and_bodies_of_any_size(api: Any, name: str) -> None:
+    topic = api.topic(name, groups=rmq.Groups())
+    large = [{"to": "Smith", "text": "x" * 9_000} for _ in range(5)]
+    sent = topic.send_many(
+        [
+            rmq.Outgoing({"to": "Jones", "n": n}, type="mail", group=f"customer {n % 3}")
+            for n in range(30)
+        ]
+        + [rmq.Outgoing(body, type="letter", group="customer 9") for body in large]
+    )
+
+    def found(filter: str) -> list[rmq.MessageId]:
+        return [each.id for each in api.admin.peek_page(name, filter=filter).messages]
+
+    assert sorted(found('body contains "smith"')) == sorted(each.id for each in sent[30:])
+    assert found(f"id={sent[7].id}") == [sent[7].id]
+    assert len(found('group="customer 1" and body.n<10')) == 3
+    assert found("type=parcel") == []
+    some = api.admin.peek_page(name, type="mail", filter="group matches customer*", limit=4)
+    assert len(some.messages) == 4
+    assert some.cursor is not None
+    page, in_steps = api.admin.peek_page(name, filter="type=letter", scan=7), []
+    for _ in range(4):
+        assert page.cursor is not None
+        in_steps += page.messages
+        page = api.admin.peek_page(name, filter="type=letter", scan=7, cursor=page.cursor)
+    assert len(in_steps + page.messages) == 5
+    assert page.cursor is None
+    with pytest.raises(rmq.InvalidFilter, match="expected a field"):
+        api.admin.peek_page(name, filter="colour=red")

@@ -56,6 +56,9 @@ SHOWN = {
         None, "POST /topics/other/messages/{other}/cancel {{}}", "", "cancel other {other}", "0"
     ),
     "claim": Places(rmq.ClaimStatus, "/topics/orders/claims?key=k", "", "claim orders k", ""),
+    "dead_letter_causes": Places(
+        rmq.DeadLetterGroup, "/dead-letters/causes", "groups.0", "dlq causes", "0"
+    ),
     "dead_letter_groups": Places(
         rmq.DeadLetterGroup, "/topics/orders/dead-letters/groups", "groups.0",
         "dlq groups orders", "0",

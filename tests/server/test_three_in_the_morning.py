@@ -1,7 +1,7 @@
 """The list of problems: each planted problem is in it, and nothing else; console and CLI agree.
 
-`three_in_the_morning.py` describes the scene. Here it is a small part of its size, with a problem of
-each kind. `python -m tests.server.three_in_the_morning` makes it in full for a reader.
+`three_in_the_morning.py` describes the scene. Here it has a small part of its size, and a problem
+of each kind. `python -m tests.server.three_in_the_morning` makes it in full for a reader.
 """
 
 from __future__ import annotations

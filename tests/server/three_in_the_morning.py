@@ -175,12 +175,12 @@ class Scene:
         """Send messages that are due in some hours."""
         topics = self.names[GROUPED + len(KINDS) :]
         each = round(self.messages * (1 - DEAD_SHARE - HELD_SHARE) / len(topics))
+        delays = (self._random.uniform(4, 40) * HOUR for _ in range(BATCH))
+        batch = [self._message(n, delay=delay) for n, delay in enumerate(delays)]
         for name in topics:
             topic = self.topic(name)
             for begin in range(0, each, BATCH):
-                count = min(BATCH, each - begin)
-                delay = self._random.uniform(4, 40) * HOUR
-                topic.send_many([self._message(n, delay=delay) for n in range(count)])
+                topic.send_many(batch[: each - begin])
 
     def _fill_groups(self) -> None:
         """Let each group have a message in flight, and others behind it."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from rmq.features.dead_letters import filter as dead_letters_filter, flows, reading
-from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.features.dead_letters import flows, reading
 from rmq.features.dead_letters.flows import Filter, RedriveResult
 from rmq.features.dead_letters.jobs import flows as jobs_flows
 from rmq.features.dead_letters.reading import DeadLetterGroups, DeadLetterPage
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import QueueWord
+from rmq.kernel.topic import filter as dead_letters_filter
 from rmq.kernel.topic.admin_part import AsyncAdminPart
+from rmq.kernel.topic.filter import DeadLetterFilter
 from rmq.kernel.transport.flow.steps import Progress
 
 
@@ -174,3 +175,24 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.groups(self._context(topic), wanted, progress))
+
+    async def dead_letter_causes(
+        self,
+        *,
+        filter: DeadLetterFilter | str | None = None,
+        scan: int = reading.CAUSES_SCAN,
+        progress: Progress | None = None,
+    ) -> DeadLetterGroups:
+        """Return the dead letters of all topics grouped by cause, largest group first.
+
+        Each group has the number of its dead letters in each topic. At most 1000 groups are
+        returned. Topics that this Redis user may not read are left out.
+
+        Args:
+            filter: Filter that the dead letters must match.
+            scan: Approximate maximum number of dead letters to examine. Topics with few dead
+                letters are read first. The attribute `unread` counts the other dead letters.
+            progress: Function that is called with (done, all) during the work.
+        """
+        wanted = dead_letters_filter.given(filter)
+        return await self._run(reading.causes(self._prefix, wanted, scan, progress))

@@ -11,9 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.features.dead_letters import filter as dead_letters_filter, redrive_to, scripts
-from rmq.features.dead_letters.filter import DeadLetterFilter
-from rmq.features.dead_letters.filter_terms import Letter
+from rmq.features.dead_letters import redrive_to, scripts
 from rmq.features.dead_letters.jobs.job import REFUSED, Job
 from rmq.features.dead_letters.scripts import TOKEN_BYTES
 from rmq.kernel.core import failure
@@ -21,8 +19,16 @@ from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
 from rmq.kernel.core.validation import check_int, check_message_type, check_rate, duration_ms
-from rmq.kernel.topic import opening, reading, scripts as topic_scripts, stats
+from rmq.kernel.topic import (
+    filter as dead_letters_filter,
+    opening,
+    reading,
+    scripts as topic_scripts,
+    stats,
+)
 from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.filter import DeadLetterFilter
+from rmq.kernel.topic.filter_terms import Letter
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.topic.sessions import ReplaySession

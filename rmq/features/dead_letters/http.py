@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from rmq.errors import DecodeError, EncodeError
-from rmq.features.dead_letters import filter as dead_letters_filter
 from rmq.features.dead_letters.jobs.job import JobVerb
-from rmq.features.dead_letters.reading import cursor_of
+from rmq.features.dead_letters.reading import CAUSES_SCAN, DeadLetterGroups as Found, cursor_of
 from rmq.http_framework.message import (
     BLOCK_S,
     Failure,
@@ -48,7 +47,7 @@ from rmq.http_framework.requests import (
 from rmq.kernel.core import codec as codecs, record
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.message import TRASH_KEEP_S, Message, Outgoing
-from rmq.kernel.topic import reading
+from rmq.kernel.topic import filter as dead_letters_filter, reading
 
 
 class ExportQuery(Request):
@@ -67,6 +66,12 @@ class GroupsQuery(Request):
 
     filter: FilterText | None = None
     limit: Limit = 100
+
+
+class CausesQuery(GroupsQuery):
+    """Also limits the number of dead letters that are examined."""
+
+    scan: Annotated[int, Meta(ge=1, le=CAUSES_SCAN)] = CAUSES_SCAN
 
 
 class Redrive(DeadLetterConditions):
@@ -197,11 +202,13 @@ class DeadLetterGroups(Answer):
     Attributes:
         other: Number of dead letters in groups that are not listed.
         total: Number of all counted dead letters.
+        unread: Number of dead letters that were not read, because there are too many.
     """
 
     groups: list[DeadLetterGroup]
     other: int
     total: int
+    unread: int
 
 
 @TABLE.get("/topics/{topic}/dead-letters/groups")
@@ -213,9 +220,23 @@ async def list_dead_letter_groups(
     All dead letters are read. A fingerprint can be used in a filter.
     """
     found = await context.admin.dead_letter_groups(path.topic, filter=query.filter)
-    groups = [show(each, DeadLetterGroup) for each in found.groups[: query.limit]]
+    return _shown(found, query.limit)
+
+
+@TABLE.get("/dead-letters/causes")
+async def list_dead_letter_causes(context: RequestContext, query: CausesQuery) -> DeadLetterGroups:
+    """Count the dead letters of all topics by cause, largest group first.
+
+    Each group has the number of its dead letters in each topic.
+    """
+    found = await context.admin.dead_letter_causes(filter=query.filter, scan=query.scan)
+    return _shown(found, query.limit)
+
+
+def _shown(found: Found, limit: int) -> DeadLetterGroups:
+    groups = [show(each, DeadLetterGroup) for each in found.groups[:limit]]
     other = found.total - sum(each.count for each in groups)
-    return DeadLetterGroups(groups=groups, other=other, total=found.total)
+    return DeadLetterGroups(groups=groups, other=other, total=found.total, unread=found.unread)
 
 
 class DeadLetterLine(Answer, omit_defaults=True):
@@ -491,6 +512,7 @@ class DeadLetterGroup(Answer):
         last: Time at which the last of these letters died.
         example: Id of the last dead letter.
         error: Error of the example.
+        topics: Number of the dead letters of each topic.
     """
 
     fingerprint: str
@@ -500,6 +522,7 @@ class DeadLetterGroup(Answer):
     example: str
     reason: str
     error: str
+    topics: dict[str, int]
 
 
 def line_of(message: Message) -> DeadLetterLine:

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rmq.errors import InvalidValue
-from rmq.features.dead_letters.filter_terms import FIELDS
 from rmq.features.dead_letters.reading import DeadLetterGroups
 from rmq.http_framework import message as web_message, requests
 from rmq.http_framework.figures import all_figures, topic_figures
@@ -27,6 +26,7 @@ from rmq.http_framework.render import seen
 from rmq.kernel.core import failure
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.message import Message
+from rmq.kernel.topic.filter_terms import FIELDS
 
 PAGES = Pages()
 
@@ -51,6 +51,18 @@ async def topics_with_dead_letters(request: PageRequest) -> View:
     found = [each for each in every if each.get("dead") or each.get("trash")]
     found.sort(key=lambda each: (-each.get("dead"), each.name))
     return View("dead_topics.html", {"found": found[:500], "count": len(found)}, "Dead letters")
+
+
+@PAGES.get("/dead-letters/causes")
+async def causes(request: PageRequest) -> View:
+    """Show the dead letters of all topics by cause. A long count runs in the background."""
+
+    async def count(reading: LongReading) -> DeadLetterGroups:
+        return await request.context.admin.dead_letter_causes(progress=reading.progress)
+
+    reading = request.readings.start("causes", count, GROUPS_S)
+    await reading.wait(GROUPS_SHOWN_S)
+    return View("dead_causes.html", {"reading": reading}, "Dead letters by cause")
 
 
 @PAGES.get("/topics/{topic}/dead-letters")

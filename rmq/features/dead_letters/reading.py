@@ -5,13 +5,15 @@ This module changes nothing in Redis.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from rmq.errors import InvalidValue
-from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.errors import InvalidValue, TopicNotFound, TopicVanished
 from rmq.features.dead_letters.flows import fits_filter
 from rmq.kernel.core import failure as core_failure
 from rmq.kernel.core.failure import Failure, fingerprint
@@ -19,13 +21,15 @@ from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.message import Message
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import check_int
-from rmq.kernel.topic import opening, reading, stats
+from rmq.kernel.topic import opening, overview, reading, stats
 from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.filter import DeadLetterFilter
 from rmq.kernel.topic.reading import ALL, MemberPosition, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Flow, Progress
 
 GROUPS_MAX = 1000
+CAUSES_SCAN, CAUSES_MAX = 200_000, 100_000_000  # dead letters of all topics that are examined
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class DeadLetterGroup:
         example: Id of the last dead letter.
         reason: Reason of the example, as `Failure.reason`.
         error: Error of the example.
+        topics: Number of the dead letters of each topic, largest number first.
     """
 
     fingerprint: str
@@ -49,71 +54,132 @@ class DeadLetterGroup:
     example: MessageId
     reason: str
     error: str
+    topics: Mapping[str, int] = field(default_factory=dict)
 
 
 class DeadLetterGroups(NamedTuple):
-    """The dead letters of a topic by cause.
+    """Dead letters by cause.
 
     Attributes:
         groups: Groups, largest first, at most 1000.
         other: Number of dead letters in further groups.
         total: Number of all counted dead letters.
+        unread: Number of dead letters that were not read, because there are too many.
     """
 
     groups: list[DeadLetterGroup]
     other: int
     total: int
+    unread: int = 0
 
 
 @dataclass(slots=True)
 class _Tally:
-    count: int
     first_ms: int
     last_ms: int
     example: bytes
     failure: Failure | None
+    topics: Counter[str] = field(default_factory=Counter)
 
-    def add(self, id: bytes, died_ms: int, last_failure: Failure | None) -> None:
-        self.count += 1
+    def add(self, topic: str, id: bytes, died_ms: int, last_failure: Failure | None) -> None:
+        self.topics[topic] += 1
         self.first_ms = min(self.first_ms, died_ms)
         if died_ms >= self.last_ms:
             self.last_ms, self.example, self.failure = died_ms, id, last_failure
 
 
+class _Tallies:
+    """Counts dead letters by fingerprint."""
+
+    def __init__(self) -> None:
+        self._by_fingerprint: dict[str, _Tally] = {}
+        self.total = self._other = 0
+
+    def read(
+        self, context: TopicContext, wanted: DeadLetterFilter | None, now_ms: int, most: float,
+        progress: Callable[[int], None],
+    ) -> Flow[int]:  # fmt: skip
+        """Count the matching dead letters of a topic. Return how many were examined.
+
+        `most` is the approximate maximum of this number. `progress` gets it after each page.
+        """
+        reader, looked_at = Reader(context, Position()), 0
+        while looked_at < most and (read := (yield from reader.read())):
+            looked_at += len(read)
+            for member in (yield from fitting(context, wanted, read, now_ms)):
+                self._add(context.name, member)
+            progress(looked_at)
+        return looked_at
+
+    def _add(self, topic: str, member: QueueMember) -> None:
+        self.total += 1
+        last_failure = core_failure.decode(member.failure)
+        key, died_ms = fingerprint(last_failure), int(member.score)
+        tally = self._by_fingerprint.get(key)
+        if tally is None and len(self._by_fingerprint) >= GROUPS_MAX:
+            self._other += 1
+            return
+        if tally is None:
+            tally = _Tally(died_ms, died_ms, member.id, last_failure)
+            self._by_fingerprint[key] = tally
+        tally.add(topic, member.id, died_ms, last_failure)
+
+    def result(self, unread: int = 0) -> DeadLetterGroups:
+        """Return the counts, largest group first."""
+        found = [
+            DeadLetterGroup(
+                key, tally.topics.total(), moment(tally.first_ms), moment(tally.last_ms),
+                MessageId(tally.example), tally.failure.reason if tally.failure else "",
+                tally.failure.error if tally.failure else "", dict(tally.topics.most_common()),
+            )
+            for key, tally in self._by_fingerprint.items()
+        ]  # fmt: skip
+        found.sort(key=lambda group: (-group.count, group.fingerprint))
+        return DeadLetterGroups(found, self._other, self.total, unread)
+
+
 def groups(
     context: TopicContext, wanted: DeadLetterFilter | None, progress: Progress | None
 ) -> Flow[DeadLetterGroups]:
-    """Count the matching dead letters by fingerprint, in pages."""
+    """Count the matching dead letters of a topic by fingerprint, in pages."""
     yield from opening.ensure_open(context, create=False)
     held = stats.total((yield from stats.counts(context)))
-    tallies: dict[str, _Tally] = {}
-    reader = Reader(context, Position())
-    other = total = looked_at = 0
-    while read := (yield from reader.read()):
-        looked_at += len(read)
-        for member in (yield from fitting(context, wanted, read, held["now_ms"])):
-            total += 1
-            last_failure = core_failure.decode(member.failure)
-            key, died_ms = fingerprint(last_failure), int(member.score)
-            tally = tallies.get(key)
-            if tally is not None:
-                tally.add(member.id, died_ms, last_failure)
-            elif len(tallies) < GROUPS_MAX:
-                tallies[key] = _Tally(1, died_ms, died_ms, member.id, last_failure)
-            else:
-                other += 1
+    tallies = _Tallies()
+
+    def report(looked_at: int) -> None:
         if progress:
             progress(looked_at, max(looked_at, held["dead"]))
-    found = [
-        DeadLetterGroup(
-            key, tally.count, moment(tally.first_ms), moment(tally.last_ms),
-            MessageId(tally.example), tally.failure.reason if tally.failure else "",
-            tally.failure.error if tally.failure else "",
-        )
-        for key, tally in tallies.items()
-    ]  # fmt: skip
-    found.sort(key=lambda group: (-group.count, group.fingerprint))
-    return DeadLetterGroups(found, other, total)
+
+    yield from tallies.read(context, wanted, held["now_ms"], math.inf, report)
+    return tallies.result()
+
+
+def causes(
+    prefix: str, wanted: DeadLetterFilter | None, scan: int, progress: Progress | None
+) -> Flow[DeadLetterGroups]:
+    """Count the matching dead letters of all topics by fingerprint, in pages.
+
+    Topics with few dead letters are read first, so that a limit leaves out letters of the largest
+    topics only. Topics that cannot be read are left out.
+    """
+    check_int(scan, "scan", 1, CAUSES_MAX)
+    names = yield from overview.topics(prefix)
+    topics = yield from overview.overview(prefix, names)
+    counts = {each.name: (each.context, each.total) for each in topics if each.error is None}
+    dead = sum(total["dead"] for _, total in counts.values())
+    tallies, done = _Tallies(), 0
+    for context, total in sorted(counts.values(), key=lambda pair: pair[1]["dead"]):
+        if not total["dead"] or done >= scan:
+            continue
+        before = done
+
+        def report(looked_at: int, before: int = before) -> None:
+            if progress:
+                progress(before + looked_at, max(before + looked_at, dead))
+
+        with suppress(TopicVanished, TopicNotFound):  # deleted since
+            done += yield from tallies.read(context, wanted, total["now_ms"], scan - done, report)
+    return tallies.result(max(0, dead - done) if done >= scan else 0)
 
 
 LIMIT_MAX, SCAN = 1000, 10_000

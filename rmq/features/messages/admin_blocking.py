@@ -10,6 +10,7 @@ from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import Message, QueueWord
 from rmq.kernel.topic import paging, reading
 from rmq.kernel.topic.admin_part import AdminPart
+from rmq.kernel.topic.filter import DeadLetterFilter, given
 from rmq.kernel.topic.paging import Cursor, Page, Span
 
 
@@ -50,6 +51,7 @@ class MessageAdmin(AdminPart):
         limit: int = 100,
         type: str | None = None,
         group: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
         scan: int = flows.SCAN,
         raw: bool = False,
     ) -> PeekPage:
@@ -63,8 +65,11 @@ class MessageAdmin(AdminPart):
             limit: Maximum number of messages, 1 to 1000.
             type: Type of the messages. Default: any type.
             group: Group of the messages. Default: any group.
-            scan: Maximum number of messages to examine, 1 to 1 000 000. With a type or a group, a
-                page may therefore have fewer messages than `limit` although more messages follow.
+            filter: Filter that the messages must match, for example `body contains "Smith"`.
+                docs/dead-letters.md describes filters.
+            scan: Maximum number of messages to examine, 1 to 1 000 000. With a type, a group or a
+                filter, a page may therefore have fewer messages than `limit` although more
+                messages follow. Continue while the page has a cursor.
             raw: As in `get`.
 
         Guarantee:
@@ -75,9 +80,12 @@ class MessageAdmin(AdminPart):
         Raises:
             TopicNotFound: The topic does not exist.
             InvalidValue: `cursor` is not from this queue.
+            InvalidFilter: The text is not a valid filter.
         """
         context = self._context(topic)
-        return self._run(flows.page(context, queue, slot, cursor, limit, type, group, scan, raw))
+        return self._run(
+            flows.page(context, queue, slot, cursor, limit, type, group, given(filter), scan, raw)
+        )
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of similar size. `page` reads such parts.

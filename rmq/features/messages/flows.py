@@ -14,7 +14,7 @@ import base64
 import binascii
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgpack
@@ -27,6 +27,8 @@ from rmq.kernel.core.record import BARE, offset_of
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import clock, opening, reading, stats as topic_stats, tidy
 from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.filter import DeadLetterFilter
+from rmq.kernel.topic.filter_terms import Letter
 from rmq.kernel.topic.reading import ALL, PRIORITIES, MemberPosition, SlotReader, ranges_in_order
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.transport.flow.steps import Flow, server_ms
@@ -115,7 +117,7 @@ def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flo
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
-    members = yield from walk.read(limit, math.inf, {})
+    members = yield from walk.read(limit, math.inf)
     return (yield from _messages(context, members, False))
 
 
@@ -127,6 +129,7 @@ def page(
     limit: int,
     of_type: str | None,
     of_group: str | None,
+    wanted: DeadLetterFilter | None,
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
@@ -134,8 +137,19 @@ def page(
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
-    wanted = {"type": of_type, "group": of_group}
-    members = yield from walk.read(limit, scan, {k: v for k, v in wanted.items() if v is not None})
+    marks = {"type": of_type, "group": of_group}
+    marks = {name: text for name, text in marks.items() if text is not None}
+
+    def fits(member: QueueMember) -> bool:
+        if marks and not marks.items() <= reading.marks_of(member).items():
+            return False
+        return wanted is None or wanted.matches(Letter(member), walk.now_ms)
+
+    if wanted is not None or marks:
+        needs_body = wanted is not None and wanted.needs_body
+        members = yield from walk.read(limit, scan, fits, needs_body)
+    else:
+        members = yield from walk.read(limit, scan)
     has_more = yield from walk.has_more()
     messages = yield from _messages(context, members, raw)
     return PeekPage(messages, write_cursor(walk.queue, walk.position()) if has_more else None)
@@ -172,8 +186,8 @@ class SlotWalk:
     def __init__(
         self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
     ) -> None:
-        self.queue = queue
-        self._now_ms, self._places = start.now_ms, dict(start.places)
+        self.queue, self.now_ms = queue, start.now_ms
+        self._context, self._places = context, dict(start.places)
         groups = context.settings.groups is not None
         ranges = ranges_in_order(queue, start.now_ms, groups)
         self._readers = {
@@ -187,26 +201,32 @@ class SlotWalk:
 
     def position(self) -> Position:
         """Return the position after the messages that were read."""
-        return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
+        return Position(self.now_ms, self._turns[0] if self._turns else 0, self._places)
 
-    def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
+    def read(
+        self,
+        limit: int,
+        scan: float,
+        fits: Callable[[QueueMember], bool] | None = None,
+        needs_body: bool = False,
+    ) -> Flow[list[QueueMember]]:
         """Return the next messages. `scan` limits how many messages are examined.
 
-        `wanted` has the type, the group, or both that the messages must have. If `wanted` is empty,
-        all messages are returned.
+        Only messages for which `fits` returns True are returned. `needs_body` says whether `fits`
+        reads the bodies.
         """
         found: list[QueueMember] = []
         looked_at = 0
         while len(found) < limit and looked_at < scan:
             share = -(-(limit - len(found)) // max(1, len(self._turns)))
-            if not (yield from self._fill(reading.CALL_MAX if wanted else share)):
+            if not (yield from self._fill(reading.CALL_MAX if fits else share, needs_body)):
                 break
             slot = self._turns[0]
             self._turns.rotate(-1)
             member = self._ready[slot].popleft()
             self._places[slot] = MemberPosition(member.score, member_of(member.id))
             looked_at += 1
-            if not wanted or wanted.items() <= reading.marks_of(member).items():
+            if fits is None or fits(member):
                 found.append(member)
         return found
 
@@ -214,12 +234,15 @@ class SlotWalk:
         """Return whether there is another message."""
         return (yield from self._fill(1))
 
-    def _fill(self, most: int) -> Flow[bool]:
+    def _fill(self, most: int, needs_body: bool = False) -> Flow[bool]:
         """Read from the next slot that has more messages. Return False at the end."""
         while self._turns:
             slot = self._turns[0]
             if not self._ready[slot]:
-                self._ready[slot].extend((yield from self._readers[slot].read(most)))
+                members = yield from self._readers[slot].read(most)
+                if needs_body:
+                    members = yield from reading.with_bodies(self._context, members)
+                self._ready[slot].extend(members)
             if self._ready[slot]:
                 return True
             self._turns.popleft()

@@ -117,8 +117,8 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
     """Show the messages of a queue, page by page, with waiting messages in delivery order.
 
     A message whose position does not change is shown once. For a topic with more than 100 slots,
-    `slot` is required. With a `type` or a `group`, a page may be shorter than `limit` although more
-    messages follow.
+    `slot` is required. A request examines at most 10 000 messages. So with a `type`, a `group` or a
+    `filter`, a page may be shorter than `limit` although more messages follow.
     """
     try:
         page = await context.admin.peek_page(
@@ -129,6 +129,7 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
             limit=query.limit,
             type=query.type,
             group=query.group,
+            filter=query.filter,
             raw=True,
         )
     except InvalidValue as error:

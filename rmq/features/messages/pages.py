@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rmq.errors import InvalidFilter
 from rmq.http_framework import message as web_message, requests
 from rmq.http_framework.page import PageRequest, Pages, Redirect, View, duration, whole_number
 from rmq.http_framework.problems import ApiError
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 PAGES = Pages()
 
 ROWS = 50
+SCAN = 5_000  # messages that a search examines in one call of Admin.peek_page
+SEARCH_S = 2.0  # longest search for the first match of a page
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
 BODY_VIEWS = {"": "decoded", "text": "text", "hex": "hex"}
 LISTED = ("store", "prepare")  # queues that this page lists; dead letters have another page
@@ -47,23 +52,55 @@ async def messages(request: PageRequest) -> View:
     queue = request.word("queue", LISTED, "store")
     slots = (await request.context.admin.settings(request.topic)).slots
     slot = request.number("slot", 0, slots - 1, 0) if request.query.get("slot") else None
-    query = requests.MessagesQuery(
-        queue=queue,  # type: ignore[arg-type]
-        slot=slot,
-        limit=ROWS,
-        cursor=request.query.get("cursor") or None,
-    )
-    found = await web_message.walk(request.context, request.topic, query, query.queue)
+    text, after = request.query.get("filter", "").strip(), request.query.get("cursor") or None
+    found, mistake, examined = web_message.MessageList(messages=[], cursor=None), "", 0
+    if text:
+        try:
+            found, examined = await _search(request, queue, slot, text, after)
+        except InvalidFilter as error:
+            mistake = str(error)
+    else:
+        query = requests.MessagesQuery(queue=queue, slot=slot, limit=ROWS, cursor=after)  # type: ignore[arg-type]
+        found = await web_message.walk(request.context, request.topic, query, query.queue)
     return View(
         "messages.html",
         {
             "topic": request.topic, "queue": queue,
             "queues": {name: QUEUES[name] for name in LISTED},
             "found": request.shown(found.messages), "cursor": found.cursor, "slot": slot,
-            "slots": slots, "is_first": not query.cursor,
+            "slots": slots, "is_first": after is None, "filter": text, "mistake": mistake,
+            "examined": examined, "command": _command(request.topic, queue, text),
         },
         f"{request.topic}: messages",
+        status=400 if mistake else 200,
     )  # fmt: skip
+
+
+def _command(topic: str, queue: str, text: str) -> str:
+    """Return the command that lists the same messages."""
+    words = ["rmq", "peek", topic, *([shlex.quote(text)] if text else [])]
+    return " ".join([*words, *(["--queue in-flight"] if queue == "prepare" else [])])
+
+
+async def _search(
+    request: PageRequest, queue: str, slot: int | None, text: str, cursor: str | None
+) -> tuple[web_message.MessageList, int]:
+    """Return the first matching messages after a cursor, and how many messages were examined.
+
+    The search ends after some seconds. The cursor of the result continues it.
+    """
+    request.disclosure.check_filter(request.context.principal, text)
+    until, examined = time.monotonic() + SEARCH_S, 0
+    while True:
+        page = await request.context.admin.peek_page(
+            request.topic, queue, slot=slot, cursor=cursor, limit=ROWS, filter=text, scan=SCAN,  # type: ignore[arg-type]
+            raw=True,
+        )  # fmt: skip
+        cursor, examined = page.cursor, examined + SCAN
+        if page.messages or cursor is None or time.monotonic() > until:
+            break
+    messages = [web_message.shown(request.context, each) for each in page.messages]
+    return web_message.MessageList(messages=messages, cursor=cursor), examined
 
 
 @PAGES.get("/topics/{topic}/find")

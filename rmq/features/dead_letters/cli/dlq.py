@@ -15,13 +15,12 @@ from rmq.cli_framework import output, text as terminal_text
 from rmq.cli_framework.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound
 from rmq.cli_framework.confirm import DRY_RUN, YES, confirm, progress
 from rmq.cli_framework.message import detail, find_message
-from rmq.cli_framework.options import common_options
+from rmq.cli_framework.options import common_options, filter_argument
 from rmq.cli_framework.param_types import DURATION, MESSAGE_ID
 from rmq.features.dead_letters.cli import files, listing
 from rmq.features.dead_letters.cli.options import (
     conditions_given,
     describe,
-    filter_argument,
     filter_of,
     filter_options,
     print_dry_run,
@@ -29,10 +28,10 @@ from rmq.features.dead_letters.cli.options import (
     require_matches,
     trash_options,
 )
-from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.cli import started, work
-from rmq.features.dead_letters.reading import cursor_of
+from rmq.features.dead_letters.reading import CAUSES_SCAN, cursor_of
 from rmq.kernel.core.message import TRASH_KEEP_S
+from rmq.kernel.topic.filter import DeadLetterFilter
 
 
 @click.group(cls=CommandGroup)
@@ -148,6 +147,36 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
         raise NotFound(f"topic {topic!r} has no such dead letter")
     else:
         common.note(f"{topic}: no dead letters")
+
+
+@dlq.command(
+    examples=(
+        "rmq dlq causes",
+        "rmq dlq causes 'age<1h'",
+        "rmq dlq causes fingerprint=1f0c5b6a7d8e --json | jq .topics",
+    )
+)
+@filter_argument
+@click.option(
+    "--scan", type=int, metavar="N", default=CAUSES_SCAN, show_default=True,
+    help="Read about N dead letters, those of the largest topics last.",
+)  # fmt: skip
+def causes(wanted: DeadLetterFilter | None, scan: int) -> None:
+    """Count the dead letters of all topics by cause (the fingerprint of their error).
+
+    TOPICS names the topic with most dead letters of the cause, and the number of other topics.
+    --json prints NDJSON with the number of dead letters in each topic. Exit code 3 means that a
+    filter matched nothing.
+    """
+    common = common_options()
+    with common.client() as client, progress("reading") as on_progress:
+        found = client.admin.dead_letter_causes(filter=wanted, scan=scan, progress=on_progress)
+    if found.total:
+        listing.show_groups(None, found)
+    elif wanted is not None:
+        raise NotFound("no topic has such a dead letter")
+    else:
+        common.note("no dead letters")
 
 
 @dlq.command(

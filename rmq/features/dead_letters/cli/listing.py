@@ -11,9 +11,9 @@ from rmq.cli_framework import output, text as terminal_text
 from rmq.cli_framework.message import age, tabulate
 from rmq.cli_framework.options import common_options
 from rmq.cli_framework.tables import Column
-from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
 from rmq.kernel.core.failure import fingerprint
+from rmq.kernel.topic.filter import DeadLetterFilter
 
 
 def read_pages(
@@ -86,27 +86,38 @@ def _group_text(group: rmq.DeadLetterGroup) -> str:
     return ": ".join(part for part in (reason, error) if part)
 
 
-def show_groups(topic: str, found: rmq.DeadLetterGroups) -> None:
-    """Print dead letters by fingerprint."""
+def _topics_text(group: rmq.DeadLetterGroup) -> str:
+    """Return the topic with most of the dead letters, and the number of other topics."""
+    first, more = next(iter(group.topics)), len(group.topics) - 1
+    return f"{first} +{more}" if more else first
+
+
+def show_groups(topic: str | None, found: rmq.DeadLetterGroups) -> None:
+    """Print dead letters by fingerprint. `topic` is None for the dead letters of all topics."""
     common = common_options()
     if common.json:
         output.lines(_group_fields(found))
         return
     columns = [
         Column("FINGERPRINT"), Column("COUNT", right=True), Column("FIRST", right=True),
-        Column("LAST", right=True), Column("EXAMPLE", wide=True),
+        Column("LAST", right=True),
+        Column("EXAMPLE", wide=True) if topic else Column("TOPICS", cut=True),
         Column("ERROR", cut=True, style="red"),
     ]  # fmt: skip
     rows = [
         [
             group.fingerprint or "-", terminal_text.number(group.count), age(group.first),
-            age(group.last), str(group.example), _group_text(group),
+            age(group.last), str(group.example) if topic else _topics_text(group),
+            _group_text(group),
         ]
         for group in found.groups
     ]  # fmt: skip
     output.table(columns, rows)
     letters = terminal_text.plural(found.total, "dead letter")
     groups = terminal_text.plural(len(found.groups), "group")
-    common.note(f"{topic}: {letters} in {groups}; FIRST and LAST are how long ago they died")
+    where = topic or "all topics"
+    common.note(f"{where}: {letters} in {groups}; FIRST and LAST are how long ago they died")
     if found.other:
         common.note(f"{terminal_text.plural(found.other, 'dead letter')} of further groups")
+    if found.unread:
+        common.note(f"{terminal_text.plural(found.unread, 'dead letter')} not read: give --scan N")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
@@ -12,12 +10,9 @@ from rmq.cli_framework import text as terminal_text
 from rmq.cli_framework.app import ERROR, PARTLY, Failed, NotFound, with_options
 from rmq.cli_framework.options import common_options
 from rmq.cli_framework.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
-from rmq.features.dead_letters.filter import DeadLetterFilter, joined, parse
-from rmq.features.dead_letters.filter_terms import Operand
 from rmq.kernel.core.failure import REASONS
-
-F = TypeVar("F", bound=Callable[..., Any])
-
+from rmq.kernel.topic.filter import DeadLetterFilter, joined, parse
+from rmq.kernel.topic.filter_terms import Operand
 
 OLDER_THAN = click.option(
     "--older-than", type=DURATION, help="Only dead letters that died at least this long ago."
@@ -34,25 +29,6 @@ CONDITIONS = (
 filter_options = with_options(*CONDITIONS)
 # The trash cannot be searched by time of death.
 trash_options = with_options(*(option for option in CONDITIONS if option is not OLDER_THAN))
-
-
-def filter_argument(command: F) -> F:
-    """Add the argument FILTER, and the option --filter for scripts whose filter may be empty.
-
-    The command gets the filter as `wanted`, or None if the filter is missing or empty.
-    """
-
-    @wraps(command)
-    def with_filter(filter_text: str | None, filter_option: str | None, **given: Any) -> Any:
-        if filter_text is not None and filter_option is not None:
-            raise click.UsageError("use FILTER or --filter, not both")
-        text = filter_text if filter_text is not None else filter_option
-        wanted = None if text is None or not text.strip() else parse(text)
-        return command(wanted=wanted, **given)
-
-    option = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")
-    argument = click.argument("filter_text", metavar="[FILTER]", required=False)
-    return cast("F", argument(option(with_filter)))
 
 
 def conditions_given(

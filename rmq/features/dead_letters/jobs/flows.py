@@ -15,7 +15,6 @@ from typing import Any
 
 from rmq.errors import InvalidValue, JobNotFound, ScriptFailed
 from rmq.features.dead_letters import redrive_to
-from rmq.features.dead_letters.filter_terms import conditions as conditions_of
 from rmq.features.dead_letters.flows import Filter, check_fresh
 from rmq.features.dead_letters.jobs import job as jobs_core, scripts
 from rmq.features.dead_letters.jobs.job import ENDED, VERBS, Job, JobOutcome, JobVerb
@@ -26,6 +25,7 @@ from rmq.kernel.core.validation import UNREADABLE, check_int, check_rate
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.filter_terms import conditions as conditions_of
 from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, pipeline, server_ms
 from rmq.kernel.transport.lua.script_loader import plain
 

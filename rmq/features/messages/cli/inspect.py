@@ -18,9 +18,10 @@ from rmq.cli_framework.message import (
     outcome_pairs,
     tabulate,
 )
-from rmq.cli_framework.options import common_options
+from rmq.cli_framework.options import common_options, filter_argument
 from rmq.cli_framework.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE, QUEUE
-from rmq.features.messages.flows import LIMIT_MAX, PeekPage
+from rmq.features.messages.flows import LIMIT_MAX, PEEK_MAX, SCAN, PeekPage
+from rmq.kernel.topic.filter import DeadLetterFilter
 
 Queue = Literal["store", "prepare", "dead"]
 _WITHOUT_RESULT = {
@@ -36,11 +37,13 @@ _WITHOUT_RESULT = {
     examples=(
         "rmq peek orders --limit 5",
         "rmq peek orders --queue in-flight --json | jq .id",
+        "rmq peek orders 'type=refund and body contains \"Smith\"'",
         "rmq peek orders --limit 100 --cursor CURSOR",
     ),
     watch=True,
 )
 @click.argument("topic")
+@filter_argument
 @click.option(
     "--queue",
     type=QUEUE,
@@ -53,23 +56,31 @@ _WITHOUT_RESULT = {
 @click.option("--slot", type=int, help="Only this slot.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
 @click.option("--group", "of_group", metavar="NAME", help="Only messages of this group.")
+@click.option(
+    "--scan", type=click.IntRange(min=1), default=PEEK_MAX, show_default=True, metavar="N",
+    help="Stop after about N messages were examined.",
+)  # fmt: skip
 @click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def peek(
-    topic: str, queue: Queue, limit: int, slot: int | None, of_type: str | None,
-    of_group: str | None, cursor: str | None,
+    topic: str, wanted: DeadLetterFilter | None, queue: Queue, limit: int, slot: int | None,
+    of_type: str | None, of_group: str | None, scan: int, cursor: str | None,
 ) -> None:  # fmt: skip
     """Show messages of TOPIC without receiving them.
 
     Waiting messages of a slot are in the order of delivery. Messages of different slots have no
-    order. --json prints NDJSON with complete bodies. The field `cursor` of a line is the value for
-    --cursor that continues after this line (null at the end).
+    order. A FILTER searches, for example 'body contains "Smith"'; see docs/dead-letters.md. --json
+    prints NDJSON with complete bodies. The field `cursor` of a line is the value for --cursor that
+    continues after this line (null at the end).
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
     with common.client() as client:
-        wanted = {"type": of_type, "group": of_group}
-        page = read_pages(client, topic, queue, limit, slot=slot, cursor=cursor, wanted=wanted)
+        marks = {"type": of_type, "group": of_group}
+        page = read_pages(
+            client, topic, queue, limit, slot=slot, cursor=cursor, marks=marks, wanted=wanted,
+            scan=scan,
+        )  # fmt: skip
         messages = page.messages
         if queue == "store" and not common.json:
             figures = client.admin.stats(topic)
@@ -80,7 +91,9 @@ def peek(
     elif messages:
         tabulate([messages], queue)
     else:
-        such = "".join(f" of {name} {text}" for name, text in wanted.items() if text is not None)
+        such = "".join(f" of {name} {text}" for name, text in marks.items() if text is not None)
+        such += "" if wanted is None else " that matches the filter"
+        such += "" if page.cursor is None else f" among about {scan} messages"
         more = "" if cursor is None else " more"
         common.note(f"{topic}: nothing{more}{such} is {QUEUES[queue]}")
     if page.cursor is not None:
@@ -96,17 +109,24 @@ def read_pages(
     *,
     slot: int | None = None,
     cursor: str | None = None,
-    wanted: dict[str, str | None],
+    marks: dict[str, str | None],
+    wanted: DeadLetterFilter | None,
+    scan: int,
 ) -> PeekPage:
-    """Return matching messages after the cursor, up to the limit, from any number of pages."""
+    """Return matching messages after the cursor, up to the limit, from any number of pages.
+
+    About `scan` messages are examined.
+    """
     messages: list[rmq.Message] = []
+    examined = 0
     while True:
         page = client.admin.peek_page(
-            topic, queue, slot=slot, cursor=cursor, type=wanted["type"], group=wanted["group"],
-            limit=min(LIMIT_MAX, limit - len(messages)),
+            topic, queue, slot=slot, cursor=cursor, type=marks["type"], group=marks["group"],
+            filter=wanted, limit=min(LIMIT_MAX, limit - len(messages)), scan=min(SCAN, scan),
         )  # fmt: skip
         messages += page.messages
-        if page.cursor is None or len(messages) == limit:
+        examined += SCAN
+        if page.cursor is None or len(messages) == limit or examined >= scan:
             return PeekPage(sorted(messages, key=lambda message: message.slot), page.cursor)
         cursor = page.cursor
 

@@ -6,10 +6,10 @@ import msgpack
 import pytest
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.features.dead_letters.filter_terms import Letter
 from rmq.features.dead_letters.flows import Filter
 from rmq.kernel.core import codec, failure
 from rmq.kernel.topic import reading
+from rmq.kernel.topic.filter_terms import Letter
 from rmq.kernel.topic.scripts import QueueMember
 
 NOW_MS = 1_790_000_000_000

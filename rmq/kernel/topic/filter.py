@@ -21,7 +21,10 @@ from datetime import datetime
 from typing import NoReturn
 
 from rmq.errors import InvalidFilter, InvalidType
-from rmq.features.dead_letters.filter_terms import (
+from rmq.kernel.core import failure
+from rmq.kernel.core.delivery_limits import CONDITIONS_MAX, DEPTH_MAX, PATH_MAX, TEXT_MAX
+from rmq.kernel.core.validation import parse_duration
+from rmq.kernel.topic.filter_terms import (
     FIELDS,
     Condition,
     DeadLetter,
@@ -32,9 +35,6 @@ from rmq.features.dead_letters.filter_terms import (
     Term,
     conditions,
 )
-from rmq.kernel.core import failure
-from rmq.kernel.core.delivery_limits import CONDITIONS_MAX, DEPTH_MAX, PATH_MAX, TEXT_MAX
-from rmq.kernel.core.validation import parse_duration
 
 SHOWN = 60  # number of characters of a filter in an error
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rmq.errors import InvalidFilter, InvalidType
-from rmq.features.dead_letters.filter import joined, parse
 from rmq.kernel.core import ids
 from rmq.kernel.core.failure import Failure, fingerprint
 from rmq.kernel.core.message import Message
+from rmq.kernel.topic.filter import joined, parse
 
 NOW_MS = 1_790_000_000_000
 FAILURE = Failure("failed", 4, "ReadTimeout: no answer in 30 s from orders")
