@@ -69,7 +69,9 @@ FILES = sorted(
 # Settlements of taskiq's tasks that wait for renewals: 12 lines.
 # The version among the metrics: 4 lines.
 # Topics of one query that call Redis together: 167 lines and 1 file.
-LIMITS = {"lines": 54_340, "files": 495, "private": 80}
+# The list of problems with their starts, on a page, in the command and in a service: 470 lines and
+# 3 files. Causes over all topics, and searches in waiting messages: 150 lines.
+LIMITS = {"lines": 54_960, "files": 498, "private": 78}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
