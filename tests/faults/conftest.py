@@ -14,14 +14,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     run_on((NEWEST,), metafunc)
 
 
-# Files whose workers may have forks as heartbeats: no test of them looks at the heartbeat itself.
-FORKED = {"test_bank", "test_bank_controls", "test_bank_moments"}
+# Files whose tests look at heartbeats, or at what a heartbeat does when its worker dies or stops.
+OF_HEARTBEATS = {
+    "test_cancel_kill", "test_frozen", "test_large_body_storms", "test_line_controls",
+    "test_sentinel", "test_worker_controls", "test_worker_handed_over", "test_worker_kill",
+    "test_worker_redis", "test_worker_stop",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _real_heartbeats(request: pytest.FixtureRequest) -> None:
     """A worker's death is seen by its child only, and a fork is none."""
-    if request.module.__name__.rpartition(".")[2] not in FORKED:
+    if request.module.__name__.rpartition(".")[2] in OF_HEARTBEATS:
         request.getfixturevalue("real_heartbeats")
 
 

@@ -30,7 +30,7 @@ from tests.integration.handling import Scene
 from tests.patience import wait_for
 from tests.servers import Server
 
-pytestmark = pytest.mark.usefixtures("real_heartbeats")
+real = pytest.mark.usefixtures("real_heartbeats")
 
 LEASE_S = 1  # the shortest there is
 KEPT_S = 5  # of those who are to keep it on a busy machine: renewed every 1.7 s, 3.3 s to spare
@@ -251,6 +251,7 @@ def subprocess_consumer(client: Any, name: str) -> Iterator[None]:
         process.stdout.close()
 
 
+@real
 @pytest.mark.parametrize(("heartbeat", "kept"), [("process", True), ("thread", False)])
 def test_a_handler_that_holds_the_gil_keeps_its_lease_if_the_heartbeat_is_a_process(
     client: rmq.Client, name: str, heartbeat: str, kept: bool
@@ -451,6 +452,7 @@ def parent(url: str, name: str) -> Iterator[tuple[Forked, psutil.Process]]:
         process.stdout.close()
 
 
+@real
 def test_a_heartbeat_dies_with_its_worker_and_its_leases_run_out(
     client: rmq.Client, server: Server, name: str
 ) -> None:
@@ -469,6 +471,7 @@ def test_a_heartbeat_dies_with_its_worker_and_its_leases_run_out(
     assert again.attempt == stored.deliveries + 1
 
 
+@real
 def test_a_heartbeat_renews_nothing_for_a_worker_that_is_stopped(
     client: rmq.Client, server: Server, name: str
 ) -> None:
@@ -488,6 +491,7 @@ def test_a_heartbeat_renews_nothing_for_a_worker_that_is_stopped(
     assert again.attempt == stored.deliveries + 1
 
 
+@real
 def test_a_heartbeat_that_is_killed_is_replaced_and_no_lease_is_lost(
     client: rmq.Client, server: Server, name: str
 ) -> None:
@@ -512,6 +516,7 @@ def test_a_heartbeat_that_is_killed_is_replaced_and_no_lease_is_lost(
     assert client.admin.stats(name)["rolled_back"] == 0
 
 
+@real
 def test_a_heartbeat_outlives_the_thread_that_started_the_worker(
     client: rmq.Client, name: str
 ) -> None:
@@ -530,6 +535,7 @@ def test_a_heartbeat_outlives_the_thread_that_started_the_worker(
         worker.stop()
 
 
+@real
 def test_the_password_is_not_on_the_heartbeat_s_command_line(client: rmq.Client, name: str) -> None:
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
@@ -541,6 +547,7 @@ def test_the_password_is_not_on_the_heartbeat_s_command_line(client: rmq.Client,
     assert "rmq.worker.heartbeat.renewer" in words
 
 
+@real
 def test_a_handler_that_asks_for_less_than_the_lease_does_not_shorten_it(
     scene: Scene, api: Any, name: str
 ) -> None:
