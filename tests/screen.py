@@ -7,12 +7,12 @@ a failed test printed is in a file; the screen has its last lines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
 import shlex
 import shutil
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -45,24 +45,24 @@ ELSEWHERE = {
 # --- in each process: the CPU of tests -----------------------------------------------------------
 
 
+def _children(pid: int | str) -> list[str]:
+    """Return the living children of a process. To look at all processes takes 5 ms."""
+    found: list[str] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += path.read_text().split()
+    return found
+
+
 def _descendants_s() -> float:
     """Return CPU seconds of all living processes below this one, and of those they waited for."""
-    children: dict[int, list[int]] = defaultdict(list)
-    seconds: dict[int, float] = {}
-    for name in os.listdir("/proc") if sys.platform == "linux" else ():
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:  # it has ended
-                continue
-            children[int(fields[1])].append(int(name))
-            seconds[int(name)] = sum(map(int, fields[11:15])) / TICK
-    below, total = list(children[os.getpid()]), 0.0
+    below, total = _children(os.getpid()), 0.0
     while below:
         pid = below.pop()
-        total += seconds[pid]
-        below += children[pid]
+        with contextlib.suppress(OSError):  # it has ended
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            total += sum(map(int, stat.rpartition(b")")[2].split()[11:15])) / TICK
+        below += _children(pid)
     return total
 
 
