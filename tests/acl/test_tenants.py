@@ -54,12 +54,12 @@ def played(place: Place, role: Role, keys: tuple[str, ...], kinds: dict[str, byt
 QUICK = {kind: JUNK[kind] for kind in ("no UTF-8", "a large number", "other JSON")}
 
 
-@pytest.mark.parametrize("role", ["producer", "worker"])
+@pytest.mark.parametrize("role", ["worker", pytest.param("producer", marks=pytest.mark.slow)])
 def test_junk_in_the_keys_of_one_topic_stops_no_other(place: Place, role: Role) -> None:
     assert played(place, role, OF_TOPIC[:4], QUICK) > 0
 
 
-@pytest.mark.parametrize("role", ["producer", "worker"])
+@pytest.mark.parametrize("role", ["producer", pytest.param("worker", marks=pytest.mark.slow)])
 def test_junk_in_the_lists_of_all_topics_stops_no_other(place: Place, role: Role) -> None:
     assert played(place, role, SHARED, QUICK) > 0
 

@@ -215,7 +215,7 @@ def test_the_load_of_others_is_what_is_neither_idle_nor_ours(
     assert load.cores() == pytest.approx(0.5)
 
 
-BURN = "import time\nwhile time.process_time() < 0.4: pass\n"
+BURN = "import time\nwhile time.process_time() < 0.15: pass\n"
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -233,7 +233,7 @@ def test_the_cpu_time_of_a_child_is_ours_while_it_runs_and_when_it_has_ended(end
     spent = machine._own_cpu_s() - before
 
     child.communicate()
-    assert spent > 0.3
+    assert spent > 0.1
 
 
 ORPHAN = """
@@ -247,7 +247,7 @@ middle = os.fork()
 if middle == 0:
     orphan = os.fork()
     if orphan == 0:
-        while time.process_time() < 0.4: pass
+        while time.process_time() < 0.15: pass
     else:
         os.write(writing, b"%d" % orphan)
     os._exit(0)
@@ -267,7 +267,7 @@ def test_the_cpu_time_of_an_orphan_is_ours_where_it_is_adopted(adopted: bool) ->
     used_s, orphan = done.stdout.split()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(int(orphan), 0)  # where this process adopts orphans: it must leave no zombie
-    assert (float(used_s) > 0.3) == adopted
+    assert (float(used_s) > 0.1) == adopted
 
 
 def test_a_commit_with_changed_code_is_marked_and_changed_words_are_not(tmp_path: Path) -> None:

@@ -67,7 +67,16 @@ def test_next_message_comes_with_its_token_and_not_a_moment_before(make_box, lim
         assert len(box.prepare(limit, session=box.session(known)).ids) == 1
 
 
-@pytest.mark.parametrize(("count", "per"), [(3, 1.0), (7, 1.0), (100, 7.0), (1, 0.003), (997, 1)])
+@pytest.mark.parametrize(
+    ("count", "per"),
+    [
+        (3, 1.0),
+        (1, 0.003),
+        (997, 1),
+        pytest.param(7, 1.0, marks=pytest.mark.slow),
+        pytest.param(100, 7.0, marks=pytest.mark.slow),
+    ],
+)
 def test_rate_is_exact_over_a_long_time_whatever_the_fraction(make_box, count, per):
     """As many as the rate allows, to the message: a fraction that is lost would add up."""
     box = rated(make_box, count, per, burst=5)

@@ -49,7 +49,7 @@ def some_merges(dice: random.Random, ids: list[bytes], count: int) -> list[dict[
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 15)) for seed in range(40)]
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 8)) for seed in range(40)]
 )
 @pytest.mark.parametrize("window", [0, 60_000])
 def test_one_call_does_what_a_call_for_each_message_does(make_box, clock, seed, window):

@@ -145,7 +145,9 @@ def runs(box, made):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 1000])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed > 0)) for seed in range(3)]
+)
 def test_messages_that_follow_one_of_their_group_are_held_as_each_alone(
     make_box, concurrency, seed
 ):

@@ -233,7 +233,7 @@ def test_a_table_that_is_dropped_costs_no_retry_and_work_is_done_once_it_is_ther
     assert (counts["nack"], counts["reject"]) == (0, 0)
 
 
-@pytest.mark.parametrize("way", ["Ledger", "exactly_once"])
+@pytest.mark.parametrize("way", ["Ledger", pytest.param("exactly_once", marks=pytest.mark.slow)])
 def test_a_database_that_is_away_for_a_while_loses_and_repeats_nothing(
     own_books: Books, client: rmq.Client, name: str, way: str
 ) -> None:

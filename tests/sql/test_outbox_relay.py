@@ -276,7 +276,7 @@ def test_a_poll_reads_an_index_and_no_table(database, client, name):
     if database.dialect == "postgresql":  # what it was counted at half-way is no guide
         with engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE rmq_stub SET (autovacuum_enabled = false)")
-    for _ in range(4):
+    for _ in range(2):
         fill(engine, outbox, name, range(1000), confirm=False)
     relay = Relay(outbox, engine, client)
     while relay.run_once():
