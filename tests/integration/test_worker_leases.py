@@ -108,7 +108,13 @@ def test_a_worker_says_for_how_long_it_did_not_run(
 
 
 def old_state(raw: redis.Redis, name: str) -> dict[bytes, bytes]:
-    return {key: raw.dump(key) for key in raw.scan_iter(f"rmq:{{{name}*", count=10_000)}
+    """Return all keys of a topic at one moment: its worker goes on meanwhile."""
+    keys = list(raw.scan_iter(f"rmq:{{{name}*", count=10_000))
+    with raw.pipeline() as at_once:
+        for key in keys:
+            at_once.dump(key)
+        dumps = at_once.execute()
+    return {key: dump for key, dump in zip(keys, dumps, strict=True) if dump is not None}
 
 
 def go_back(raw: redis.Redis, name: str, state: dict[bytes, bytes]) -> None:
