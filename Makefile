@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-search docs-links pictures bench page peers load pages screenshots faults build release check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-check docs-links pictures bench page peers load pages screenshots faults build release check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -158,8 +158,8 @@ docs: $(VENV)/docs.stamp ## the documentation as a site, into .rmq/site; fails o
 	@$(BIN)/python -m tools.search_index .rmq/site
 	@echo "open http://localhost:8000 after: python3 -m http.server --directory .rmq/site"
 
-docs-search: docs ## ask the search of the site for 25 everyday words, in a browser (needs chromium)
-	@RMQ_TEST_SITE=.rmq/site $(BIN)/python -m pytest -q tests/packaging/test_search.py
+docs-check: docs ## check the pages of the site and its search in a browser (needs chromium)
+	@RMQ_TEST_SITE=.rmq/site $(BIN)/python -m pytest -q tests/packaging/test_site.py
 
 pictures: $(VENV)/docs.stamp ## draw the pictures of docs/pictures whose text has changed
 	@$(BIN)/python -m tools.pictures
@@ -228,7 +228,7 @@ release: $(VENV)/dev.stamp ## make release VERSION=0.2.0: changelog, wheel, sdis
 lock: $(VENV)/dev.stamp ## write the newest versions of all packages to the lock, constraints.txt
 	@$(BIN)/python .ci/lock newest >$(LOCK).new && mv $(LOCK).new $(LOCK)
 
-check: lint types layers docs-search test slow older engines spark ## everything that CI asks for
+check: lint types layers docs-check test slow older engines spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

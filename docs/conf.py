@@ -10,6 +10,7 @@ import builtins
 import functools
 import importlib
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 project = "RMQ"
 root_doc = "docs/index"
-include_patterns = ["[A-Z]*.md", "docs/**.md", *(f"{one}/README.md" for one in
+include_patterns = ["[A-Z]*.md", "docs/**.md", "docs/api/*.rst", *(f"{one}/README.md" for one in
                     ("bench", "examples", "lua", "tests"))]  # fmt: skip
 exclude_patterns = [".*", "rmq", "build", "dist", "bench/[a-z]*", "tests/[a-z]*"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx_copybutton"]
+extensions += [f"sphinx.ext.{one}" for one in ("autodoc", "autosummary", "napoleon")]
 copybutton_prompt_text = "$ "  # a button copies the commands of a terminal, not what they print
 
 myst_heading_anchors = 6  # levels of headings that links may name, as on GitHub
@@ -41,7 +43,8 @@ maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
-toc_object_entries = False  # or the contents of the page are as long as the page
+toc_object_entries_show_parents = "hide"
+autosummary_generate = False  # `write_class_pages` does it
 # Types of other packages, and of modules that nobody imports from. Text in the place of a type, a
 # fault of a docstring, is reported.
 nitpick_ignore_regex = [("py:class", r"[\w.]+")]
@@ -65,6 +68,17 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)\)")
 NAMED_BLOCK = re.compile(r"^( *`{3,})(\w+) +(\S+\.\w+)$", re.MULTILINE)
 SECOND_TERMINAL = re.compile(r"^( *`{3,})console worker$", re.MULTILINE)
+BLOCK = re.compile(r"^```\{eval-rst\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CLASS = re.compile(r"^\.\. autoclass:: (\S+)\n((?:   :.*\n)*)", re.MULTILINE)
+PARAMETERS = re.compile(r"<dl>\n(?:<dd>.*?</dd>\n)+</dl>", re.DOTALL)
+FOR_SCREEN_READERS = {
+    'role="heading">': 'role="heading" aria-level="2">',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
+    '<aside class="toc-drawer': '<aside aria-label="This page" class="toc-drawer',
+    '<th class="head"><p></p></th>': "<td></td>",
+    "<pre>": '<pre tabindex="0">',  # so that keys scroll wide code and tables
+    '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',
+}
 LIST_ITEM = re.compile(r"^- \[([^]]+)\]\(([^)]+)\.md\)", re.MULTILINE)
 
 
@@ -89,6 +103,34 @@ def add_menu(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] += toctree(entries, f":caption: {heading}")
     elif page.startswith("docs/") and page.endswith("/README"):
         source[0] += toctree("*", ":glob:")
+
+
+def write_class_pages(app: Sphinx) -> None:
+    """Write a page into docs/api for each class that docs/api.md names."""
+    folder = ROOT / "docs" / "api"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for directive in CLASS.finditer((ROOT / "docs" / "api.md").read_text()):
+        title = directive[1].rpartition(".")[2]
+        page = f"{title}\n{'=' * len(title)}\n\n{directive[0]}"
+        (folder / f"{directive[1]}.rst").write_text(page)
+
+
+def list_classes(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show the classes of docs/api.md as tables that lead to their pages."""
+    if page != "docs/api":
+        return
+
+    def listed(block: re.Match[str]) -> str:
+        names = [directive[1] for directive in CLASS.finditer(block[1])]
+        if not names:
+            return block[0]
+        table = "\n   ".join([".. autosummary::", ":nosignatures:", "", *names])
+        pages = "\n   ".join([".. toctree::", ":hidden:", "", *(f"api/{name}" for name in names)])
+        rest = CLASS.sub("", block[1])
+        return f"```{{eval-rst}}\n{table}\n\n{pages}\n\n{rest}```"
+
+    source[0] = BLOCK.sub(listed, source[0])
 
 
 def name_files(app: Sphinx, page: str, source: list[str]) -> None:
@@ -189,15 +231,36 @@ def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
     (Path(app.outdir) / "llms.txt").write_text("\n".join(lines) + "\n")
 
 
+def _as_list(found: re.Match[str]) -> str:
+    """Return the parameters of a signature as a list: Sphinx writes a <dl> without a <dt>."""
+    text = found[0].replace("<dl>", '<div class="parameters" role="list">')
+    text = text.replace("<dd>", '<div role="listitem">')
+    return text.replace("</dd>", "</div>").replace("</dl>", "</div>")
+
+
+def help_screen_readers(app: Sphinx, error: Exception | None) -> None:
+    """Add to the pages what axe misses in the HTML of Sphinx and Furo."""
+    if error is not None or app.builder.name != "html":
+        return
+    for path in Path(app.outdir).rglob("*.html"):
+        text = path.read_text()
+        for of_sphinx, wanted in FOR_SCREEN_READERS.items():
+            text = text.replace(of_sphinx, wanted)
+        path.write_text(PARAMETERS.sub(_as_list, text))
+
+
 kept: dict[str, list[str]] = {}
 
 
 def setup(app: Sphinx) -> None:
     """Register what Sphinx calls."""
+    app.connect("builder-inited", write_class_pages)
+    app.connect("source-read", list_classes)
     app.connect("source-read", add_menu)
     app.connect("source-read", name_files)
     app.connect("source-read", name_folders)
     app.connect("build-finished", write_llms_txt)
+    app.connect("build-finished", help_screen_readers)
     app.connect("doctree-read", unlink_builtins)
     app.connect("missing-reference", link_type)
     app.connect("autodoc-process-signature", hide_constructor)

@@ -1,7 +1,7 @@
-"""The search of the documentation site finds the page that a newcomer wants.
+"""The documentation site: its pages fit and can be heard, and its search finds what is wanted.
 
-`make docs-search` runs these tests on the site that `make docs` has built. A browser opens the real
-search page with each word.
+`make docs-check` runs these tests on the site that `make docs` has built. A browser opens real
+pages, and the real search page with each word.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.server.console.browsing import PATIENCE_MS, started
 SITE = os.environ.get("RMQ_TEST_SITE", "")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not SITE, reason="`make docs-search` builds the site and runs this"),
+    pytest.mark.skipif(not SITE, reason="`make docs-check` builds the site and runs this"),
 ]
 ENOUGH = 23
 TOP = 3
@@ -35,6 +35,9 @@ WANTED = {
     "tls": "security", "metrics": "observability", "docker": "server", "celery": "celery",
     "django": "django", "test": "testing",
 }  # fmt: skip
+# Pages with each kind of content; the first is the home page.
+PAGES = ("docs/index", "docs/sending", "docs/comparison", "docs/api", "docs/api/rmq.Topic", "search")
+WITH_CONTENTS = ("docs/sending", "docs/api", "docs/api/rmq.Topic")
 # Pages for developers of RMQ. None of them is the first result for an everyday word.
 INTERNAL = ("decisions/", "CHANGELOG", "CONTRIBUTING", "tests/", "lua/")
 
@@ -130,3 +133,35 @@ def test_without_synonyms_too_few_words_find_their_page(
     browser: Any, without_synonyms: Path
 ) -> None:
     assert len(hits(found(browser, without_synonyms))) < ENOUGH
+
+
+def axe_faults(page: Any) -> list[str]:
+    """Return the accessibility faults that axe finds on the page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [f"{fault['id']}: {node['html'][:200]}" for fault in found for node in fault["nodes"]]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_pages_fit_and_axe_finds_no_fault(browser: Any, width: int, scheme: str) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    faults = {}
+    with context, served(Path(SITE) / "pagefind") as url:
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        for name in PAGES:
+            page.goto(f"{url}/{name}.html")
+            spilled = page.evaluate("document.documentElement.scrollWidth") - width
+            assert spilled <= 0, f"{name} is {spilled} px wider than the window"
+            if name in WITH_CONTENTS and width == 1280:
+                assert page.is_visible(".toc-tree"), name
+            faults[name] = axe_faults(page)
+        page.goto(f"{url}/{PAGES[0]}.html")
+        page.evaluate("document.querySelector('h1').outerHTML = '<img src=\"x.png\">'")
+        control = axe_faults(page)
+
+    assert {name: found for name, found in faults.items() if found} == {}
+    assert any(fault.startswith("image-alt") for fault in control)
