@@ -36,7 +36,14 @@ WANTED = {
     "django": "django", "test": "testing",
 }  # fmt: skip
 # Pages with each kind of content; the first is the home page.
-PAGES = ("docs/index", "docs/sending", "docs/comparison", "docs/api", "docs/api/rmq.Topic", "search")
+PAGES = (
+    "docs/index",
+    "docs/sending",
+    "docs/comparison",
+    "docs/api",
+    "docs/api/rmq.Topic",
+    "search",
+)
 WITH_CONTENTS = ("docs/sending", "docs/api", "docs/api/rmq.Topic")
 # Pages for developers of RMQ. None of them is the first result for an everyday word.
 INTERNAL = ("decisions/", "CHANGELOG", "CONTRIBUTING", "tests/", "lua/")
