@@ -8,7 +8,8 @@ ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   died_by        ''    or epoch ms: only letters that died until then
 ARGV[6]   fresh          ''    or 1: delete the steps of the messages
-ARGV[7..] members, at most 1000, 13 bytes each.
+ARGV[7]   edited         ''    or the new record of a single letter, without the acceptance number
+ARGV[8..] members, at most 1000, 13 bytes each.
 Returns   a character for each member: 1 sent back; 0 not in the DeadQueue, or died later. x and m
           are left in the DeadQueue: x has no readable record; m is on its way to another topic
           (redrive_hold).
@@ -17,8 +18,8 @@ Cost      O(n log L), at most 4 MiB of records. Members beyond that are not read
 Atomic    Only dead letters move, each to the end of its priority. A letter without a priority is
           due now. An expiry that has passed is removed. The failure entry stays, and notes the
           redrive. The steps stay, or are deleted. The result is removed, because the message lives
-          again. A call that is sent twice
-          gets the first answer again.
+          again. An edited letter gets its new record in the same step; its old body is removed. A
+          call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store records dead failures prepare results keeping bodies
 --- @include "lib/settle/attempts"
@@ -42,7 +43,7 @@ local created, order, waiting, holds, max_retries, grouped, default, steps =
 if not created then
   fail('GONE', slot)
 end
-if #ARGV < 7 or #ARGV > 1006 then
+if #ARGV < 8 or #ARGV > 1007 or ARGV[7] ~= '' and #ARGV > 8 then
   fail('ARG', 'count')
 end
 local is_held
@@ -77,6 +78,10 @@ local function look_up(id)
   if not record or #record < FIXED then
     return 'x'
   end
+  if ARGV[7] ~= '' then
+    record = string.sub(ARGV[7], 1, HEAD) .. string.sub(record, HEAD + 1, FIXED)
+      .. string.sub(ARGV[7], HEAD + 1)
+  end
   return '1', record
 end
 
@@ -108,10 +113,12 @@ local function remove_expiry(id, record)
     .. string.sub(record, at + 6)
 end
 
-for i = 7, #ARGV do
+local edited
+for i = 8, #ARGV do
   local id = ARGV[i]
   local outcome, record = look_up(id)
   if record then
+    edited = ARGV[7] ~= '' and record
     bytes = bytes + #record
     if bytes > READ_BYTES and #ids > 0 then
       break
@@ -126,6 +133,17 @@ end
 local answer = table.concat(outcomes)
 if #ids == 0 then
   return answer
+end
+if edited then
+  --- @include "lib/records/drop_records"
+  local names, references = find_bodies(ids, 1)
+  redis.call('HSET', records, ids[1], edited)
+  if #names > 0 then
+    drop_bodies(names, true)
+  end
+  if #references > 0 then
+    leave_tombstones(references, redis.call('HGET', slot, 'released'))
+  end
 end
 if write_entries then
   write_entries()

@@ -226,3 +226,37 @@ def test_show_says_how_many_attempts_were_not_kept(run, client, name):
     oldest = int(re.findall(r"#(\d+) ", shown)[-1])
     assert oldest > 1
     assert f"{oldest - 1} earlier ones: not kept" in shown
+
+
+def test_edit_sends_a_letter_back_with_another_body_and_header(run, topic, tmp_path):
+    first, second, third = bury(topic, 3, tenant="7")
+    (tmp_path / "body.json").write_text('{"order": 70}')
+
+    edited = run("dlq", "edit", topic.name, first, '{"order": 7}', "--header", "shop=x", "--json")
+    by_file = run("dlq", "edit", topic.name, second, "--file", str(tmp_path / "body.json"))
+    wrong = run("dlq", "edit", topic.name, third, "plain text")
+    nothing = run("dlq", "edit", topic.name, third)
+    again = run("dlq", "edit", topic.name, first, "1")
+
+    assert json.loads(edited.stdout) == {"topic": topic.name, "id": first, "status": "redriven"}
+    assert by_file.exit_code == 0, by_file.stderr
+    assert (wrong.exit_code, nothing.exit_code, again.exit_code) == (2, 2, 3)
+    assert "not JSON" in wrong.stderr
+    with topic.consumer() as consumer:
+        found = {str(each.id): each for each in consumer.receive(5)}
+        assert {id: each.body for id, each in found.items()} == {
+            first: {"order": 7}, second: {"order": 70},
+        }  # fmt: skip
+        assert found[first].headers == {"tenant": "7", "shop": "x"}
+        consumer.ack([*found.values()])
+
+
+def test_causes_name_the_topics(run, topic):
+    bury(topic, 2, "Causes of the command: {}")
+
+    shown = run("dlq", "causes", 'error contains "Causes of the command"')
+    fields = lines(run("dlq", "causes", 'error contains "of the command"', "--json").stdout)
+
+    assert topic.name in shown.stdout
+    assert fields[0]["topics"] == {topic.name: 2}
+    assert run("dlq", "causes", "error=never").exit_code == 3

@@ -29,7 +29,7 @@ def test_the_commands_are_these():
         "audit", "audit-trail",
         "batch cancel", "batch close", "batch ls", "batch show",
         "cancel", "claim", "completion", "config show",
-        "dlq causes", "dlq export", "dlq groups", "dlq import", "dlq ls", "dlq purge",
+        "dlq causes", "dlq edit", "dlq export", "dlq groups", "dlq import", "dlq ls", "dlq purge",
         "dlq redrive", "dlq restore", "dlq show",
         "doctor",
         "explain",

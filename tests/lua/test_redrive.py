@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from redis.exceptions import ResponseError
 
 from rmq.features.dead_letters import scripts
+from rmq.kernel.core import record as core_record
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE, ordered, stored, timed
 from tests.lua.failures import item
@@ -156,3 +158,36 @@ def test_only_those_that_died_until_then_are_sent_back(box):
     assert reply == "01"
     assert box.order("dead") == [late]
     assert ("failures", late) not in box.changed(before)
+
+
+def edited(box, ids, record):
+    session = box.session()
+    return lambda: scripts.redrive(box.handle, box.keys, session, ids, edited=record)
+
+
+def test_edited_letter_gets_its_record_with_the_old_number(box):
+    (id,) = bury(box, priority=50)
+    old = box.redis.hget(box.keys.records, member_of(id))
+    head, rest = core_record.envelope(2, 50)
+    before = box.state()
+
+    assert box.twice(edited(box, [id], head + rest + b"a new body")) == "1"
+
+    changed = box.changed(before)
+    assert box.redis.hget(box.keys.records, member_of(id)) == head + old[4:8] + b"a new body"
+    assert changed["dead", id] == GONE
+    assert {key for key in changed if "replay" not in str(key)} == {
+        ("slot", "order"), ("slot", "redriven"), ("dead", id), ("failures", id), ("store", id),
+        ("records", id),
+    }  # fmt: skip
+    assert box.take_one().id == id
+
+
+def test_edit_of_several_letters_or_of_none_changes_nothing(box):
+    ids = bury(box, 2)
+    before = box.state()
+
+    with pytest.raises(ResponseError, match="ARG count"):
+        box.run(edited(box, ids, b"12345")())
+    assert box.run(edited(box, [b"\1" * 16], b"12345")()) == "0"
+    assert box.changed(before) == {}

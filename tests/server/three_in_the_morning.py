@@ -58,7 +58,7 @@ ERRORS = tuple(
     for text in (
         "ReadTimeout: no answer in 30 s from {}.example",
         "ConnectionError: {}.example:443 refused the connection",
-        "KeyError: '{}_id'",
+        "TypeError: the record of {} is not a mapping",
         "ValueError: field {} is negative",
         "HTTPError: 503 from {}.example",
     )

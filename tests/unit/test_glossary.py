@@ -57,7 +57,7 @@ PLAIN_ENGLISH = {
     "next", "sweep", "then", "tidy", "begin", "end", "push", "keep", "again", "finish", "drop",
     "unclaim", "inspect", "locate", "count", "counts",
     # the doctor
-    "doctor", "finding", "config", "cause",
+    "doctor", "finding", "config", "cause", "edit",
     # definitions as a file
     "apply",
     # batches

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
-from rmq.features.dead_letters import flows, reading
+from rmq.features.dead_letters import edit, flows, reading
+from rmq.features.dead_letters.edit import UNCHANGED, EditStatus
 from rmq.features.dead_letters.flows import Filter, RedriveResult
 from rmq.features.dead_letters.jobs import flows as jobs_flows
 from rmq.features.dead_letters.reading import DeadLetterGroups, DeadLetterPage
@@ -176,6 +178,44 @@ class DeadLetterAdmin(AdminPart):
         """
         wanted = dead_letters_filter.given(filter)
         return self._run(reading.groups(self._context(topic), wanted, progress))
+
+    def dead_letter_edit(
+        self,
+        topic: str,
+        id: Id,
+        *,
+        body: Any = UNCHANGED,
+        headers: Mapping[str, str] | None = None,
+    ) -> EditStatus:
+        """Send a dead letter back with another body, other headers, or both.
+
+        The message keeps its id, type, group, priority, expiry and steps, and gets its full number
+        of retries. The new body is encoded with the codec of the old body, without compression. The
+        body of an offloaded message is encoded as JSON.
+
+        Args:
+            topic: Name of the topic.
+            id: Id of the dead letter.
+            body: New body. Default: the old body.
+            headers: All headers of the message, except those that RMQ added. Default: the old
+                headers.
+
+        Returns:
+            "redriven", "gone" (not a dead letter, or it died again meanwhile), "moving" (a redrive
+            to another topic moves it) or "unreadable". Except for "redriven", nothing was changed.
+
+        Guarantee:
+            The change and the redrive are one step: a consumer gets the new body, or the dead
+            letter is still there as it was.
+
+        Raises:
+            TopicNotFound: The topic does not exist.
+            InvalidValue, InvalidType: There is nothing to change, a header is not valid, the body
+                is encrypted, or the message collected several bodies.
+            EncodeError: The codec of the message cannot encode the body.
+            PayloadTooLarge: The body is larger than the `max_body` of the topic.
+        """
+        return self._run(edit.edit(self._context(topic), id, body, headers))
 
     def dead_letter_causes(
         self,

@@ -9,17 +9,20 @@ shown.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import shlex
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rmq.errors import InvalidValue
+from rmq.errors import InvalidValue, SendError
 from rmq.features.dead_letters.reading import DeadLetterGroups
 from rmq.http_framework import message as web_message, requests
 from rmq.http_framework.figures import all_figures, topic_figures
 from rmq.http_framework.page import PageRequest, Pages, Redirect, View, whole_number
+from rmq.http_framework.principal import sees_bodies
 from rmq.http_framework.problems import ApiError
 from rmq.http_framework.readings import LongReading
 from rmq.http_framework.render import seen
@@ -213,6 +216,88 @@ async def act(request: PageRequest) -> Redirect:
         expected=expected, **options,
     )  # fmt: skip
     return Redirect(request.url("jobs", job.id), f"Started the {verb}")
+
+
+HEADER_LINE = re.compile(r"([^:\r\n]+): ?([^\r\n]*)")
+
+
+@PAGES.get("/topics/{topic}/dead-letters/edit/{id}", Role.ADMIN)
+async def ask_edit(request: PageRequest) -> View:
+    """Show the body and the headers of a dead letter in a form."""
+    return await _edit_view(request)
+
+
+@PAGES.post("/topics/{topic}/dead-letters/edit/{id}", Role.ADMIN)
+async def edit(request: PageRequest) -> View | Redirect:
+    """Send a dead letter back with the typed body and headers."""
+    message = await _letter(request)
+    kind, shown = _editable(message)
+    changes: dict[str, Any] = {}
+    typed = request.form.get("body", "").replace("\r\n", "\n")
+    try:
+        if typed != shown:
+            changes["body"] = json.loads(typed) if kind == "json" else typed.encode()
+        headers = _headers(request.form.get("headers", ""))
+        if headers != message.headers:
+            changes["headers"] = headers
+        status = await request.context.admin.dead_letter_edit(
+            request.topic, request.path["id"], **changes
+        )
+    except (SendError, InvalidValue, ValueError) as error:
+        return await _edit_view(request, str(error))
+    where = request.url("topics", request.topic, "messages", request.path["id"])
+    return Redirect(where, "Sent back" if status == "redriven" else f"Not changed: it is {status}")
+
+
+async def _letter(request: PageRequest) -> Message:
+    found = await request.context.admin.get(request.topic, request.path["id"])
+    if found is None or found.queue != "dead":
+        raise ApiError("not-found", "the message is not a dead letter", "id")
+    if not sees_bodies(request.context.principal):
+        raise ApiError("forbidden", "you may not see bodies")
+    return found
+
+
+async def _edit_view(request: PageRequest, mistake: str = "") -> View:
+    message = await _letter(request)
+    kind, text = _editable(message)
+    headers = "\n".join(f"{name}: {value}" for name, value in message.headers.items())
+    return View(
+        "dead_edit.html",
+        {
+            "topic": request.topic, "id": request.path["id"], "kind": kind, "mistake": mistake,
+            "body": request.form.get("body", text), "headers": request.form.get("headers", headers),
+            "can_headers": seen(headers) == headers,
+            "figures": await topic_figures(request, request.topic),
+        },
+        f"{request.topic}: edit a dead letter",
+        status=400 if mistake else 200,
+    )  # fmt: skip
+
+
+def _editable(message: Message) -> tuple[str, str]:
+    """Return how a body can be edited ("json", "text" or "" for not at all), and its text."""
+    if isinstance(message.body, bytes) and not message.unreadable:
+        text = message.body.decode(errors="replace")
+        is_plain = text.encode() == message.body and seen(text) == text and "\r" not in text
+        return ("text", text) if is_plain else ("", "")
+    if message.unreadable:
+        return "json", ""
+    try:  # ASCII, so that no character is invisible
+        return "json", json.dumps(message.body, indent=2, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return "", ""
+
+
+def _headers(text: str) -> dict[str, str]:
+    """Parse headers, one per line: a name, a colon, and the value."""
+    headers = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        match = HEADER_LINE.fullmatch(line)
+        if match is None:
+            raise InvalidValue(f"headers: {line[:60]!r}; give a name, a colon and a value")
+        headers[match[1].strip()] = match[2].strip()
+    return headers
 
 
 def _verb(request: PageRequest) -> str:

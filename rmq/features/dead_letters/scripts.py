@@ -21,11 +21,13 @@ def redrive(
     ids: Sequence[bytes],
     died_by_ms: int | None = None,
     fresh: bool = False,
+    edited: bytes = b"",
 ) -> Command[str]:
     """Send dead letters back. Return a character for each: `1` sent, `0` not dead, `x` unreadable.
 
     Messages that died after `died_by_ms` count as not dead. `fresh` says whether to delete the
-    steps of the messages.
+    steps of the messages. `edited` is the new record of a single letter, without the acceptance
+    number.
     """
     return Command(
         script_loader.load("redrive"),
@@ -35,7 +37,8 @@ def redrive(
         ),
         [
             clock.now_us, session.call, context.channel, keys.index,
-            "" if died_by_ms is None else died_by_ms, "1" if fresh else "", *members_of(ids),
+            "" if died_by_ms is None else died_by_ms, "1" if fresh else "", edited,
+            *members_of(ids),
         ],
         bytes.decode,
     )  # fmt: skip

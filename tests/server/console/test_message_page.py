@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlencode
+
+import pytest
 
 import rmq
+from rmq.features.messages import pages as messages_pages
 from rmq.http_framework.render import NOTHING
 from rmq.server import Server
 from tests.server.console.conftest import Scene
-from tests.server.console.fetching import fetch
+from tests.server.console.fetching import csrf_of, fetch
 
 DASH = NOTHING  # of a row that is no attempt
 
@@ -107,3 +111,59 @@ def test_the_group_of_a_message_is_shown_and_that_it_is_held(
     assert ["<dt>waits for</dt>" in page for page in (first, held)] == [False, True]
     assert listed.count("group a &lt;b&gt;") == 2
     assert listed.count("after its group") == 1
+
+
+def test_a_dead_letter_is_edited_in_a_form_and_redriven(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("edited", max_retries=0)
+    id = str(topic.send({"n": 1, "text": "x\u202ey"}, headers={"tenant": "7"}).id)
+    with topic.consumer() as consumer:
+        consumer.receive(1, wait=5)[0].reject("KeyError: 'vat'")
+    url = f"{console.url}/console/topics/edited/dead-letters/edit/{id}"
+    page = fetch(url)
+    form = {"csrf": csrf_of(page.text), "headers": "tenant: 8\r\nshop: a: b"}
+
+    assert f'href="/console/topics/edited/dead-letters/edit/{id}"' in (
+        fetch(f"{console.url}/console/topics/edited/messages/{id}").text
+    )
+    assert "x\\u202ey" in page.text
+    assert "tenant: 7" in page.text
+    wrong = fetch(url, form | {"body": '{"n": '})
+    assert (wrong.status, "{&#34;n&#34;: " in wrong.text) == (400, True)
+    assert client.admin.stats("edited")["dead"] == 1
+    done = fetch(url, form | {"body": '{"n": 2}'})
+
+    assert done.status == 303, done.text
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive(1, wait=5)
+        assert delivery.body == {"n": 2}
+        assert delivery.headers == {"tenant": "8", "shop": "a: b"}
+        delivery.ack()
+    line = client.admin.audit_trail(limit=1)[0]
+    assert (line.what, line.subject) == ("edit", "edited")
+    assert '"n": 2' not in line.text
+    assert fetch(url).status == 404
+
+
+def test_waiting_messages_are_searched_with_a_filter(
+    console: Server, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic("searched")
+    sent = topic.send_many([rmq.Outgoing({"to": f"person {n}"}) for n in range(30)])
+    url = console.url + "/console/topics/searched/messages?"
+
+    one = fetch(url + urlencode({"filter": 'body contains "person 7"'}))
+    none = fetch(url + urlencode({"filter": "type=letter"}))
+    wrong = fetch(url + urlencode({"filter": "colour=red"}))
+    monkeypatch.setattr(messages_pages, "SCAN", 10)
+    monkeypatch.setattr(messages_pages, "SEARCH_S", 0.0)
+    part = fetch(url + urlencode({"filter": 'body contains "person 27"'}))
+
+    assert str(sent[7].id) in one.text
+    assert str(sent[8].id) not in one.text
+    assert "rmq peek searched &#39;body contains" in one.text
+    assert "No such message is waiting" in none.text
+    assert (wrong.status, "expected a field" in wrong.text) == (400, True)
+    assert "among the first 10 messages; the search continues on the next page" in part.text
+    assert "cursor=" in part.text

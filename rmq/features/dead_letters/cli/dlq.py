@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -16,7 +18,7 @@ from rmq.cli_framework.app import ERROR, PARTLY, Command, CommandGroup, Failed, 
 from rmq.cli_framework.confirm import DRY_RUN, YES, confirm, progress
 from rmq.cli_framework.message import detail, find_message
 from rmq.cli_framework.options import common_options, filter_argument
-from rmq.cli_framework.param_types import DURATION, MESSAGE_ID
+from rmq.cli_framework.param_types import DURATION, HEADER, MESSAGE_ID
 from rmq.features.dead_letters.cli import files, listing
 from rmq.features.dead_letters.cli.options import (
     conditions_given,
@@ -273,6 +275,58 @@ def _refused_text(job: rmq.Job) -> str:
     ]
     stayed = terminal_text.plural(sum(job.refused.values()), "dead letter")
     return f"{stayed} stayed: {', '.join(reasons)}; which ones: rmq job show {job.id} --outcomes N"
+
+
+_WHY_NOT = {
+    "gone": "it is not a dead letter, or it died again meanwhile",
+    "moving": "it is on the way to another topic",
+    "unreadable": "its record is damaged, or its body is missing",
+}
+
+
+@dlq.command(
+    examples=(
+        'rmq dlq edit orders 34qdd3l8pc001f8d2kpl0v9r4c \'{"id": 7, "vat_id": "DE1"}\'',
+        "rmq dlq edit orders 34qdd3l8pc001f8d2kpl0v9r4c --file body.json",
+        "rmq dlq edit orders 34qdd3l8pc001f8d2kpl0v9r4c --header tenant=7",
+    )
+)
+@click.argument("topic")
+@click.argument("id", type=MESSAGE_ID)
+@click.argument("body", required=False)
+@click.option("--file", type=click.File("rb"), help="Read the body from this file; - is stdin.")
+@click.option("--raw", is_flag=True, help="The body is plain text or bytes, not JSON.")
+@click.option("--header", "headers", type=HEADER, multiple=True, help="New header; repeatable.")
+def edit(
+    topic: str, id: rmq.MessageId, body: str | None, file: BinaryIO | None, raw: bool,
+    headers: tuple[tuple[str, str], ...],
+) -> None:  # fmt: skip
+    """Give the dead letter ID of TOPIC a new body or headers, and send it back.
+
+    BODY is JSON, and is encoded with the codec of the old body. Headers that you do not name stay
+    as they are. The message keeps its id, type, group, priority and steps. The change and the
+    redrive are one step: if the command fails, the dead letter is still there as it was.
+    """
+    if body is not None and file is not None:
+        raise click.UsageError("use BODY or --file, not both")
+    data = file.read() if file is not None else None if body is None else os.fsencode(body)
+    changes: dict[str, Any] = {}
+    if data is not None:
+        try:
+            changes["body"] = data if raw else json.loads(data)
+        except ValueError as error:
+            hint = "quote it as JSON, or add --raw for plain text"
+            raise click.UsageError(f"body: not JSON: {error}; {hint}") from None
+    if not changes and not headers:
+        raise click.UsageError("give a BODY, --file or --header")
+    common = common_options()
+    if headers:
+        changes["headers"] = {**find_message(topic, id).headers, **dict(headers)}
+    with common.client() as client:
+        status = client.admin.dead_letter_edit(topic, id, **changes)
+    if status != "redriven":
+        raise NotFound(f"{id} of topic {topic!r} was not changed: {_WHY_NOT[status]}")
+    common.report({"topic": topic, "id": str(id), "status": status}, f"{id} was sent back")
 
 
 @dlq.command(
