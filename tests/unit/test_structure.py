@@ -71,7 +71,8 @@ FILES = sorted(
 # Topics of one query that call Redis together: 167 lines and 1 file.
 # The list of problems with their starts, on a page, in the command and in a service: 470 lines and
 # 3 files. Causes over all topics, and searches in waiting messages: 150 lines.
-LIMITS = {"lines": 54_948, "files": 498, "private": 80}
+# Editing a dead letter: 215 lines and 1 file.
+LIMITS = {"lines": 55_163, "files": 499, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
