@@ -45,9 +45,11 @@ local function enter_plain_groups(setting, head, rests, before, members, priorit
   end
   if count > 0 then
     add_members(store, add, count / 2)
-    if lane ~= last_lane or made ~= last_group then
-      set[count + 1], set[count + 2], set[count + 3], set[count + 4] =
-        'lane', lane, 'groups_made', made
+    if lane ~= last_lane then
+      set[count + 1], set[count + 2], count = 'lane', lane, count + 2
+    end
+    if made ~= last_group then
+      set[count + 1], set[count + 2] = 'groups_made', made
     end
     redis.call('HSET', slot, unpack(set))
   end
