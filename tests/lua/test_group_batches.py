@@ -107,6 +107,25 @@ def test_a_batch_keeps_the_order_of_a_group_that_is_not_plain(make_box):
         assert [id for id in ids if id in mine] == mine
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_front_that_is_filled_again_keeps_the_order(make_box, setting):
+    box = grouped(make_box, setting)
+    names = "ab" * 25
+    head = parts_of("a")[0]
+    sent, command = uniform(box, box.session(), [parts_of(name)[1] for name in names], head=head)
+    box.run(command)
+
+    ids = []
+    while leases := box.take(2):
+        ids += [lease.id for lease in leases]
+        compare(box, box.ack_command(leases, box.session()), generally("ack"))
+        check(box)
+
+    for mine in sent[::2], sent[1::2]:
+        assert [id for id in ids if id in mine] == mine
+    nothing_left(box)
+
+
 @pytest.mark.parametrize("verb", GENERAL)
 def test_control_a_batch_that_does_something_else_is_noticed(make_box, verb):
     box = grouped(make_box)

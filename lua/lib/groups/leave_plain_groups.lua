@@ -36,6 +36,24 @@ local function fields_of(names)
   return fields, positions, is_other
 end
 
+-- Return the text of an entry whose front is filled again from its lane, with one member more than
+-- a front has: that message goes out next. Return the same text if the front is not empty, or few
+-- messages of the largest held priority are left.
+local function text_with_front(text)
+  if #text ~= GROUP_ENTRY_BYTES or string.byte(text, 1) < MORE then
+    return text
+  end
+  local priority, lane = struct.unpack('>I3I3', text, LANE_AT)
+  local low = lane_score(lane, priority, 0)
+  local high = lane_score(lane, priority, LANE_PLACES - 1)
+  local members = redis.call('ZRANGEBYSCORE', store, low, high, 'LIMIT', 0, FRONT_MOST + 2)
+  if #members < FRONT_MOST + 2 then
+    return text -- lib/groups/groups also looks for other priorities
+  end
+  local front = table.concat(members, '', 1, FRONT_MOST + 1)
+  return string.sub(text, 1, GROUP_ENTRY_BYTES - 1) .. string.char(#front) .. front
+end
+
 -- Let the only message that leaves a group leave it, and let the next message out. Return whether
 -- any went out, and the positions of the messages for which nothing was done: their group is not
 -- plain, or several of its messages leave. Return nil instead of all positions.
@@ -51,6 +69,7 @@ local function leave_plain_groups(names, ids, vtime)
   for n = 1, #fields do
     local text, i = texts[n], positions[n]
     if text and not is_other[names[i]] then
+      text = text_with_front(text)
       local entry, next_id, priority, tag = entry_without(text, vtime, ids[i])
       if not entry then
         is_other[names[i]], any_other = true, true
