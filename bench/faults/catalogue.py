@@ -142,4 +142,7 @@ ROWS = (
         "is killed or fails over",
         "each task with `acks_late` ends, and none runs before its ETA; a task runs again only if "
         "its process was killed or its lease has ended"),
+    Row("F44", "one of two servers is killed while programs consume over HTTP",
+        "the programs continue at the other server, which accepts the receipts of the killed one; "
+        "messages in flight are delivered again after their leases"),
 )  # fmt: skip

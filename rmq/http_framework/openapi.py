@@ -16,6 +16,7 @@ from rmq.kernel.core.packages import VERSION
 
 HEADERS = {  # request headers by operation
     "set_topic": ("If-Match", "ETag that the topic must still have; otherwise the answer is 412"),
+    "send_message": ("Idempotency-Key", "Dedup key; a repeated send stores no second message"),
     "start_job": ("Idempotency-Key", "Name of this call; a repeated call starts no second job"),
 }
 PLACES = "#/components/schemas/{name}"

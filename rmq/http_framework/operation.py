@@ -30,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
+from rmq.http_framework.connection import Connection
 from rmq.http_framework.principal import Principal
 from rmq.http_framework.problems import ApiError
 from rmq.http_framework.service import ServerState
@@ -38,6 +39,7 @@ from rmq.kernel.core.access import Role
 if TYPE_CHECKING:
     from rmq.client.admin import AsyncAdmin
     from rmq.client.client import AsyncClient
+    from rmq.features.http_consumers.consumers import HttpConsumers
 
 
 T = TypeVar("T")
@@ -115,6 +117,8 @@ ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", 
           "head-too-large", "internal", "unavailable")  # fmt: skip
 OF_TOPICS = ("topic-not-found", "conflict")
 OF_READS = ("timeout",)
+OF_LONG = ("too-many-polls", "busy")
+_NOT_GIVEN: Any = None  # in a context of a short operation, or of a mounted application
 OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json", "outcome-unknown")
 
 
@@ -128,6 +132,8 @@ class RequestContext:
         principal: Sender of the request.
         address: Network address of the sender.
         headers: Headers of the request. Their names are case-insensitive.
+        consumers: Consumers of this server, which receive messages for clients.
+        connection: Connection of the client, in a long operation.
     """
 
     client: AsyncClient
@@ -135,21 +141,27 @@ class RequestContext:
     principal: Principal
     address: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    consumers: HttpConsumers = _NOT_GIVEN
+    connection: Connection = _NOT_GIVEN
 
     @property
     def admin(self) -> AsyncAdmin:
         """The `Admin` object, for operations on topics."""
         return self.client.admin
 
-    def require(self, role: Role) -> None:
-        """Check a role that an operation requires for some arguments only.
+    def require(self, role: Role, topic: str = "") -> None:
+        """Check a role that an operation requires, and the topic if the role is for some topics.
 
         Raises:
-            ApiError: The principal lacks the role.
+            ApiError: The principal lacks the role, or its token is for other topics.
         """
         if not self.principal.role.includes(role):
             raise ApiError(
                 "forbidden", f"the role {self.principal.role} lacks the rights of {role}"
+            )
+        if topic and not self.principal.may_use(topic):
+            raise ApiError(
+                "forbidden", f"topic: your token is for {' '.join(self.principal.topics)}", "topic"
             )
 
 
@@ -181,6 +193,8 @@ class Operation:
         types: Types of the handler's parameters "path", "query" and "body", and of its "return"
             value.
         has_lines: Whether the handler yields pages of NDJSON lines.
+        is_long: Whether the client waits for messages. The handler is then an async generator,
+            which `long_answers` describes.
     """
 
     method: str
@@ -193,6 +207,7 @@ class Operation:
     handler: Handler
     types: dict[str, Any] = field(default_factory=dict)
     has_lines: bool = False
+    is_long: bool = False
 
     @property
     def name(self) -> str:
@@ -210,7 +225,9 @@ class Operation:
         fields = getattr(self.types.get("body"), "__struct_fields__", ())
         of_reads = OF_READS if self.is_read or "dry_run" in fields else ()
         of_topics = OF_TOPICS if "{topic}" in self.path else ()
-        return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + of_topics + self.errors
+        of_long = OF_LONG if self.is_long else ()
+        of_writes = () if self.is_read else OF_WRITES
+        return ALWAYS + of_reads + of_writes + of_topics + of_long + self.errors
 
     def reads_only(self, given: Mapping[str, Any]) -> bool:
         """Return whether a call with these arguments changes nothing (a read or a dry run)."""
@@ -234,9 +251,11 @@ class Table:
         """Register a handler that reads."""
         return self._register("GET", path, role, 200, errors, has_etag)
 
-    def post(self, path: str, *errors: str, role: Role, status: int = 200) -> Callable[[H], H]:
+    def post(
+        self, path: str, *errors: str, role: Role, status: int = 200, is_long: bool = False
+    ) -> Callable[[H], H]:
         """Register a handler that acts. Its requests have a body."""
-        return self._register("POST", path, role, status, errors)
+        return self._register("POST", path, role, status, errors, is_long=is_long)
 
     def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
         """Register a handler that changes something and returns it. Its requests have a body."""
@@ -254,19 +273,23 @@ class Table:
         status: int,
         errors: tuple[str, ...],
         has_etag: bool = False,
+        is_long: bool = False,
     ) -> Callable[[H], H]:
         def register(handler: H) -> H:
             types = get_type_hints(handler)
             types.pop("context")
-            has_lines = get_origin(types["return"]) is AsyncIterator
-            if has_lines:
-                ((types["return"],),) = (get_args(page) for page in get_args(types["return"]))
+            has_lines = False
+            if get_origin(types["return"]) is AsyncIterator:
+                (page,) = get_args(types["return"])
+                has_lines = get_origin(page) is list
+                types["return"] = get_args(page)[0] if has_lines else page
             assert ("body" in types) == (method in ("POST", "PATCH")), handler
             assert ("path" in types) == ("{" in path), handler
             assert inspect.getdoc(handler), handler
             operation = Operation(
-                method, path, self.tag, role, status, has_etag, errors, handler, types, has_lines
-            )
+                method, path, self.tag, role, status, has_etag, errors, handler, types, has_lines,
+                is_long,
+            )  # fmt: skip
             self.operations.append(operation)
             return handler
 

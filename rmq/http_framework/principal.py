@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rmq.kernel.core.access import Role
+from rmq.kernel.core.access import Role, matches
 
 KEY = "rmq.principal"  # key in the scope of a request
 ADDRESS = "rmq.address"  # key of the sender's address, as trusted proxies report it
@@ -28,6 +28,7 @@ class Principal:
             user), or "host" (the application that mounts the console did).
         session: Digest of the session, or None.
         token: Name of the token that was sent or used to sign in, or None.
+        topics: Names or patterns of the topics of a producer or a consumer. Empty means no topic.
     """
 
     name: str
@@ -36,6 +37,11 @@ class Principal:
     kind: Kind = "host"
     session: str | None = None
     token: str | None = None
+    topics: tuple[str, ...] = ()
+
+    def may_use(self, topic: str) -> bool:
+        """Return whether the role is for all topics, or the topic is among its topics."""
+        return not self.role.is_of_topics or matches(topic, self.topics)
 
     @property
     def is_ambient(self) -> bool:

@@ -31,6 +31,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "invalid": Kind(400, "The request is not valid"),
+    "bad-receipt": Kind(400, "A receipt was not signed here, or is of another topic"),
     "unauthorized": Kind(401, "A token is needed"),
     "forbidden": Kind(403, "Your role does not permit this"),
     "cross-site": Kind(403, "The request comes from another site"),
@@ -41,11 +42,13 @@ KINDS = {
     "too-slow": Kind(408, "The request did not arrive in time"),
     "conflict": Kind(409, "The stored state does not permit this"),
     "changed": Kind(412, "The object has changed since it was read"),
+    "lease-lost": Kind(409, "The leases of these deliveries are gone"),
     "too-large": Kind(413, "The request or a body in it is too large"),
     "not-json": Kind(415, "Send JSON, as application/json"),
     "other-host": Kind(421, "The server does not answer to this host name"),
     "too-many": Kind(429, "There are too many requests", is_passing=True),
     "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
+    "too-many-polls": Kind(429, "The token has too many long polls", is_passing=True),
     "busy": Kind(429, "Too many requests at a time", is_passing=True),
     "head-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The server failed"),

@@ -7,8 +7,8 @@ import functools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from starlette.datastructures import Headers
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rmq.client.client import AsyncClient
+from rmq.client.client import AsyncClient, parts_of
 from rmq.errors import RMQError
 from rmq.features.audit import http as audit_http
 from rmq.features.audit_trail import http as audit_trail_http
@@ -28,12 +28,18 @@ from rmq.features.doctor import http as doctor_http
 from rmq.features.events import http as events_http
 from rmq.features.follow_ups import http as follow_ups_http
 from rmq.features.groups import http as groups_http
+from rmq.features.http_consumers import http as http_consumers_http
+from rmq.features.http_consumers.consumers import HttpConsumers
+from rmq.features.http_consumers.receipts import ReceiptSigner
 from rmq.features.messages import http as messages_http
 from rmq.features.schedules import http as schedules_http
 from rmq.features.spark import http as queries_http
+from rmq.features.tokens import flows as token_flows
 from rmq.features.topic_admin import http as topic_admin_http
 from rmq.features.workers import http as workers_http
 from rmq.http_framework import openapi, operation as web_operation, problems, requests
+from rmq.http_framework.connection import connection_of
+from rmq.http_framework.long_answers import LongAnswer
 from rmq.http_framework.operation import Operation, RequestContext, Table
 from rmq.http_framework.principal import ADDRESS, principal_of
 from rmq.http_framework.problems import ApiError
@@ -43,14 +49,21 @@ from rmq.http_framework.service import ServerState, ServiceStatus
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.packages import VERSION
 from rmq.server import leases
+from rmq.server.config import POLLS, POLLS_ALL
 from rmq.server.disclosure import Disclosure
-from rmq.server.rates import Rates, Simultaneous
+from rmq.server.rates import LongPolls, Rates, Simultaneous
 from rmq.server.record import record
+from rmq.server.run_flow import run_flow
+
+if TYPE_CHECKING:
+    from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 TEXT_MAX = 500  # characters of all arguments in the audit trail
 VALUE_MAX = 100  # characters of a single argument
-# Producers send so often that a few minutes of sends would push out all other records.
-NOT_RECORDED = frozenset(("send_message",))
+# Programs send and receive so often that a few minutes would push out all other records.
+NOT_RECORDED = frozenset(
+    ("send_message", *(each.name for each in http_consumers_http.TABLE.operations))
+)
 # Arguments that contain texts of producers or customers, or that carry no information.
 LEFT_OUT = frozenset(
     ("body", "body_base64", "headers", "merge_key", "dedup_key", "confirm", "topic")
@@ -165,7 +178,7 @@ TABLES = (
     jobs_http.TABLE, schedules_http.TABLE, queries_http.TABLE, claims_http.TABLE,
     audit_trail_http.TABLE, doctor_http.TABLE, audit_http.TABLE, TABLE,
     workers_http.TABLE, groups_http.TABLE, follow_ups_http.TABLE,
-    batches_http.TABLE, events_http.TABLE,
+    batches_http.TABLE, events_http.TABLE, http_consumers_http.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408
@@ -185,6 +198,7 @@ class Api:
         state: State of this server.
         disclosure: Filter that removes from answers what the user or program may not see.
         operations: Operations to serve. Default: the operations in TABLES.
+        polls: Maximum number of long polls and streams of a token.
     """
 
     def __init__(
@@ -193,6 +207,7 @@ class Api:
         state: ServerState,
         disclosure: Disclosure | None = None,
         operations: Sequence[Operation] | None = None,
+        polls: int = POLLS,
     ) -> None:
         self._make_client = make_client
         self._state = state
@@ -204,6 +219,8 @@ class Api:
         self._documents: dict[str, bytes] = {}  # by root path
         self._refusals = Rates(REFUSALS_A_SECOND, REFUSALS)
         self._simultaneous = Simultaneous(SIMULTANEOUS)
+        self._polls = LongPolls(polls, POLLS_ALL)
+        self._consumers: HttpConsumers | None = None
 
     def routes(self) -> list[Route]:
         """Return one route per path."""
@@ -223,7 +240,14 @@ class Api:
         """Open the client of Redis while requests are served."""
         async with self._make_client() as client:
             self._client = client
-            yield
+            signer = ReceiptSigner(lambda: run_flow(client, token_flows.server_secret))
+            parts = parts_of(client)
+            transport = cast("AsyncTransport", parts.transport)
+            self._consumers = HttpConsumers(transport, parts.prefix, parts.sessions, signer)
+            try:
+                yield
+            finally:
+                await self._consumers.close()
 
     @property
     def client(self) -> AsyncClient:
@@ -233,9 +257,11 @@ class Api:
 
     def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
         """Return the context of a request. The guard must have accepted the request."""
+        assert self._consumers is not None
         return RequestContext(
-            self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope)
-        )
+            self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope),
+            self._consumers,
+        )  # fmt: skip
 
     def admit(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
         """Return a context manager that limits the concurrent requests of a user or program."""
@@ -247,10 +273,10 @@ class Api:
         """Check that the principal has the role of an operation, and record a refusal.
 
         Raises:
-            ApiError: The principal lacks the role.
+            ApiError: The principal lacks the role, or its token is for other topics.
         """
         try:
-            context.require(role)
+            context.require(role, topic)
         except ApiError as error:
             principal, address = context.principal, context.address
             if not self._refusals.take(f"{principal.name} {address}"):
@@ -293,6 +319,8 @@ class Api:
             request_id = secrets.token_hex(8)
             given: dict[str, Any] = {}
             try:
+                if operation.is_long:
+                    return await self._answer_long(operation, request, request_id)
                 async with (
                     asyncio.timeout(ANSWER_S) as limit,
                     self.admit(self.context(request.scope)),
@@ -309,22 +337,7 @@ class Api:
         limit: asyncio.Timeout,
     ) -> Response:  # fmt: skip
         context = self.context(request.scope)
-        topic = request.path_params.get("topic", "")
-        await self.require(context, operation.role, operation.name, topic)
-        for name, kind in operation.types.items():
-            if name == "path":
-                given[name] = msgspec.convert(request.path_params, kind)
-            elif name == "query":
-                given[name] = msgspec.convert(_query(request), kind, strict=False)
-                _allow_wait(limit, getattr(given[name], "wait", 0.0))
-            elif name == "body":
-                body = await requests.read(request, "application/json", BODY_MAX, BODY_S)
-                given[name] = _decoded(body, kind)
-        if "query" not in operation.types and request.url.query:
-            raise ApiError("invalid", "this path takes no query")
-        for part in given.values():
-            if getattr(part, "filter", None) is not None:
-                self.disclosure.check_filter(context.principal, part.filter)
+        await self._read(operation, request, context, given, limit)
         headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
         shown = functools.partial(self.disclosure.shown, context.principal)
         async with self._recorded(operation, context, given):
@@ -340,6 +353,51 @@ class Api:
             if operation.is_read and etag in request.headers.get("If-None-Match", ""):
                 return Response(None, 304, headers)
         return Response(answer, operation.status, headers, "application/json")
+
+    async def _answer_long(
+        self, operation: Operation, request: Request, request_id: str
+    ) -> Response:
+        """Return the answer of a long poll or a stream, which waits when it is written."""
+        connection = connection_of(request.scope)
+        if connection is None:
+            raise ApiError("not-found", "only rmq server delivers messages, not a mounted console")
+        context = replace(self.context(request.scope), connection=connection)
+        given: dict[str, Any] = {}
+        await self._read(operation, request, context, given)
+        token = context.principal.token or f"{context.principal.kind}:{context.principal.name}"
+        self._polls.begin(token)
+        connection.begin_wait()
+
+        def end() -> None:
+            connection.end_wait()
+            self._polls.end(token)
+
+        pages = operation.handler(context, **given)
+        headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
+        return LongAnswer(pages, connection, operation.has_lines, request_id, headers, end)
+
+    async def _read(
+        self, operation: Operation, request: Request, context: RequestContext,
+        given: dict[str, Any], limit: asyncio.Timeout | None = None,
+    ) -> None:  # fmt: skip
+        """Check the rights of a request, and read its parts into `given`."""
+        topic = request.path_params.get("topic", "")
+        await self.require(context, operation.role, operation.name, topic)
+        for name, kind in operation.types.items():
+            if name == "path":
+                given[name] = msgspec.convert(request.path_params, kind)
+            elif name == "query":
+                given[name] = msgspec.convert(_query(request), kind, strict=False)
+                if limit is not None:
+                    _allow_wait(limit, getattr(given[name], "wait", 0.0))
+            elif name == "body":
+                body = await requests.read(request, "application/json", BODY_MAX, BODY_S)
+                given[name] = _decoded(body, kind)
+        if "query" not in operation.types and request.url.query:
+            raise ApiError("invalid", "this path takes no query")
+        for part in given.values():
+            if getattr(part, "filter", None) is not None:
+                self.disclosure.check_filter(context.principal, part.filter)
 
 
 def _allow_wait(limit: asyncio.Timeout, wait_s: float) -> None:

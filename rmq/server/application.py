@@ -30,7 +30,7 @@ from rmq.kernel.core.access import Role
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.transport import url as urls
 from rmq.server.authentication import Authentication, Refused
-from rmq.server.config import RATE, ServerConfig, read_hosts
+from rmq.server.config import POLLS, RATE, ServerConfig, read_hosts
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -277,6 +277,7 @@ def make_api(
     make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
     state: ServerState,
     redact: Collection[str],
+    polls: int = POLLS,
 ) -> Api:
     """Create `/api/v1`.
 
@@ -284,6 +285,7 @@ def make_api(
         make_client: Function that creates the client of Redis.
         state: State of this server.
         redact: Headers and fields of bodies whose values only admins see.
+        polls: Maximum number of long polls and streams of a token.
 
     Raises:
         ConfigurationError: A package of the extra "server" is missing.
@@ -293,7 +295,7 @@ def make_api(
     from rmq.server.api import Api
     from rmq.server.disclosure import Disclosure
 
-    return Api(make_client, state, Disclosure(redact))
+    return Api(make_client, state, Disclosure(redact), polls=polls)
 
 
 def make_application(
@@ -328,6 +330,8 @@ def make_application(
     from starlette.responses import JSONResponse, RedirectResponse
     from starlette.routing import Route
 
+    from rmq.http_framework import problems
+    from rmq.http_framework.problems import ApiError
     from rmq.http_framework.readings import Readings
     from rmq.server.console import Console, packed
     from rmq.server.guard import Guard
@@ -342,7 +346,12 @@ def make_application(
     readings = Readings()
 
     async def answer_metrics(request: Request) -> Response:
-        async with api.admit(api.context(request.scope)):
+        context = api.context(request.scope)
+        try:
+            context.require(Role.VIEWER)
+        except ApiError as error:
+            return problems.answer(error, secrets.token_hex(8))
+        async with api.admit(context):
             text = await readings.get("metrics", lambda: run_in_threadpool(metrics.text), 0.0)
         return packed(request, text, 200, {"Vary": "Accept-Encoding"}, metrics.content_type)
 

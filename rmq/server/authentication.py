@@ -43,6 +43,7 @@ Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
 Mode = Literal["none", "token", "proxy", "host"]
 Find = Callable[[Any], Awaitable[Principal | None]]  # the argument is the ASGI scope of the request
 SECRET_AGAIN_S = 2.0
+OF_USERS = tuple(role for role in Role if not role.is_of_topics)  # roles that a proxy can give
 
 
 class Refused(Exception):
@@ -194,9 +195,9 @@ class Authentication:
         if not self.proxy.role_header:
             return Principal(name, Role.VIEWER, False, "proxy")
         words = {word.strip() for each in roles for word in each.decode("latin-1").split(",")}
-        known = [role for role in Role if role in words]
+        known = [role for role in Role if role in words and not role.is_of_topics]
         if not known:
-            raise Refused(f"{self.proxy.role_header}: it must name one of {', '.join(Role)}")
+            raise Refused(f"{self.proxy.role_header}: it must name one of {', '.join(OF_USERS)}")
         return Principal(name, known[-1], False, "proxy")
 
     async def _read_secret(self, client: AsyncClient) -> None:
@@ -326,7 +327,9 @@ class Tokens:
 
 
 def _principal_of(token: AccessToken) -> Principal:
-    return Principal(token.name, token.role, token.sees_bodies, "token", None, token.id)
+    return Principal(
+        token.name, token.role, token.sees_bodies, "token", None, token.id, token.topics
+    )
 
 
 def _digest(text: str) -> bytes:

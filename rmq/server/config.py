@@ -59,6 +59,8 @@ AUTHS: tuple[Auth, ...] = get_args(Auth)
 DEFAULT_LISTEN = Address("127.0.0.1", 8800)
 RATE = 500.0  # requests per second
 CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS = 512, 64
+POLLS = 1000  # long polls and streams of a token
+POLLS_ALL = 4000  # of all tokens, because each has a file descriptor and some memory
 OF_EVERY_COMMAND = ("url", "prefix")  # top-level keys of the file, outside of the table `server`
 
 
@@ -228,6 +230,8 @@ class ServerConfig:
         rate: Maximum requests per second of a principal.
         connections_max: Maximum number of open connections.
         connections_per_address: Maximum number of open connections from one address.
+        polls: Maximum number of long polls and streams of a token, which do not count as
+            connections.
         embedded: Directory of an embedded Redis that the server runs, or None.
         log_level: Log level: debug, info, warning or error.
         log_json: Whether log lines are JSON.
@@ -252,6 +256,7 @@ class ServerConfig:
     rate: float = field(default=RATE, metadata=_by(_count))
     connections_max: int = field(default=CONNECTIONS_MAX, metadata=_by(_count))
     connections_per_address: int = field(default=CONNECTIONS_PER_ADDRESS, metadata=_by(_count))
+    polls: int = field(default=POLLS, metadata=_by(_count))
     embedded: str | None = field(default=None, metadata=_by(_text, has_flag=True))
     log_level: str = field(default="info", metadata=_by(_one_of(LOG_LEVELS), has_flag=True))
     log_json: bool = field(default=False, metadata=_by(_switch, has_flag=True))

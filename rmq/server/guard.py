@@ -31,6 +31,7 @@ PROBES = ("/livez", "/readyz")  # process monitors call these paths under any ho
 CONSOLE = "/console"  # its pages redirect anonymous browsers to the sign-in page
 METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS")
 READS = ("GET", "HEAD")
+LONG = ("/receive", "/stream")  # ends of paths whose answers wait for messages
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -95,7 +96,7 @@ class Guard:
             headers = {"WWW-Authenticate": "Bearer"} if problem.kind == "unauthorized" else None
             await problems.answer(problem, request_id, headers)(scope, receive, send_guarded)
             return
-        if scope["method"] in READS:
+        if scope["method"] in READS or path_of(scope).endswith(LONG):
             await self._watched(scope, receive, send_guarded)
         else:
             await self._app(scope, receive, send_guarded)
@@ -152,7 +153,14 @@ class Guard:
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that reads. End the answer early if the right to read is lost."""
-        task = asyncio.ensure_future(self._app(scope, receive, send))
+        has_started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        task = asyncio.ensure_future(self._app(scope, receive, send_noted))
         try:
             while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
                 if principal.KEY in scope and not await self._is_still(scope):
@@ -160,12 +168,16 @@ class Guard:
                     break
             else:
                 await task
+                return
         finally:
             if not task.done():
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        # Break the connection, so that the client notices that the answer is not complete.
+        if not has_started:
+            error = ApiError("unauthorized", "the token was revoked, or has expired")
+            await problems.answer(error, secrets.token_hex(8))(scope, receive, send)
+        # Otherwise the connection breaks, so that the client notices that the answer is incomplete.
 
     async def _is_still(self, scope: Scope) -> bool:
         try:

@@ -22,7 +22,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from rmq.http_framework import problems
+from rmq.http_framework import connection, problems
 from rmq.kernel.core import packages
 
 HEAD_MAX = 16 * 1024  # bytes
@@ -103,6 +103,7 @@ def body_length(head: bytes) -> int:
 
 HEAD_S = 10.0  # limit for a whole head, from its first byte or from the start of the connection
 BODY_S = 30.0
+WRITTEN_S = 0.02  # time between two looks whether a reply is written
 LINGER_S = 1.0  # time for which further bytes of a refused client are read and dropped
 _H11Protocol: Any = packages.load(
     "uvicorn.protocols.http.h11_impl", "server", "rmq server"
@@ -153,8 +154,12 @@ class Connections:
         return True
 
     def remove(self, connection: LimitedProtocol) -> None:
-        """Remove a closed connection."""
+        """Remove a closed connection, or a connection that waits for messages."""
         self._all.pop(connection, None)
+
+    def put_back(self, connection: LimitedProtocol, address: str) -> None:
+        """Count a connection again that no longer waits for messages, also above the limits."""
+        self._all[connection] = address
 
 
 class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
@@ -172,6 +177,9 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._is_refused = False
         self.answers_probes_alone = False
         self._timer: asyncio.TimerHandle | None = None
+        self._held: Any = None  # cycle of a long poll or a stream
+        self._is_broken = False  # whether bytes of an answer were lost
+        self._on_end: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Accept a new connection, or refuse it if there are too many connections."""
@@ -185,6 +193,8 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._siblings.remove(self)
         self._unlimit()
         super().connection_lost(exc)
+        self._is_broken = exc is not None
+        self._call_on_end()
 
     @property
     def waits_for_client(self) -> bool:
@@ -210,6 +220,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Finish the current answer, and close the connection. Close a stream of events at once."""
         super().shutdown()
+        self._call_on_end()
         if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
             self.transport.close()
 
@@ -250,7 +261,50 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         if self._body_left:
             self._limit(BODY_S, "the body of the request did not come")
         super().data_received(head + b"\r\n\r\n")
+        if self.scope is not None:
+            self.scope[connection.KEY] = self  # the task of the request starts after this call
         return True
+
+    # --- a long poll or a stream: see `rmq.http_framework.connection` ---
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the client has disconnected, or the server stops."""
+        return bool(self._held.disconnected or not self._held.keep_alive or self._is_broken)
+
+    def begin_wait(self) -> None:
+        """Stop counting the connection among the limited connections of the listener."""
+        self._siblings.remove(self)
+        self._held = self.cycle
+
+    def end_wait(self) -> None:
+        """Count the connection again."""
+        self._on_end = None
+        if not self.transport.is_closing():
+            self._siblings.put_back(self, self.client[0] if self.client else "")
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Call a function once when `is_ending` becomes true, or at once if it is true already."""
+        self._on_end = call
+        if self.is_ending:
+            self._call_on_end()
+
+    def _call_on_end(self) -> None:
+        call, self._on_end = self._on_end, None
+        if call is not None:
+            call()
+
+    async def written(self, wait_s: float) -> bool:
+        """Wait until the operating system has all bytes of the reply.
+
+        Return False if the client disconnects before, or after `wait_s` seconds.
+        """
+        until = self.loop.time() + wait_s
+        while not (self._held.disconnected or self._is_broken) and self.loop.time() < until:
+            if not self.transport.get_write_buffer_size():
+                return True
+            await asyncio.sleep(WRITTEN_S)
+        return False
 
     def _limit(self, seconds: float, detail: str) -> None:
         self._unlimit()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+from rmq.http_framework.problems import ApiError
 
 BUCKETS_MAX = 10_000  # size of a table; the bucket that was used longest ago is dropped
 
@@ -52,6 +54,44 @@ class Rates:
 
     def __len__(self) -> int:
         return len(self._buckets)
+
+
+class LongPolls:
+    """Limits how many long polls and streams of a token are open at the same time.
+
+    Args:
+        most: Maximum number of each token.
+        all_most: Maximum number of all tokens together.
+    """
+
+    def __init__(self, most: int, all_most: int) -> None:
+        self._most, self._all_most = most, max(most, all_most)
+        self._open: Counter[str] = Counter()  # by token
+
+    def begin(self, token: str) -> None:
+        """Count a long poll or a stream. Call `end` at its end.
+
+        Raises:
+            ApiError: The token has too many, or all tokens together have.
+        """
+        if self._open[token] >= self._most:
+            raise ApiError(
+                "too-many-polls",
+                f"this token has {self._most} long polls and streams at this server, the limit of "
+                "server.polls; receive more messages in each of them, or use another server",
+            )
+        if self._open.total() >= self._all_most:
+            raise ApiError(
+                "too-many-polls",
+                f"this server has {self._all_most} long polls and streams; use another server",
+            )
+        self._open[token] += 1
+
+    def end(self, token: str) -> None:
+        """Count a long poll or a stream no longer."""
+        self._open[token] -= 1
+        if not self._open[token]:
+            del self._open[token]
 
 
 class Simultaneous:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from urllib.parse import quote
 
@@ -111,7 +112,7 @@ class Server:
             lambda: self.wanted.long_runs,
             lambda: self.batches.open if leads() else 0,
         )
-        api = make_api(lambda: open_client(url, config.prefix), state, config.redact)
+        api = make_api(lambda: open_client(url, config.prefix), state, config.redact, config.polls)
         application = make_application(
             self.hanging, self.problems, metrics, api, authentication, config
         )
@@ -200,6 +201,7 @@ class Server:
             started: Function that is called once, when the server is ready.
             reload: Function that is called at each SIGHUP.
         """
+        _raise_file_limit()
         signals: SimpleQueue[int] = SimpleQueue()  # not an Event: a signal may interrupt its `set`
         hangup = getattr(signal, "SIGHUP", None)  # not on Windows
         numbers = STOPPING if hangup is None else (*STOPPING, hangup)
@@ -232,3 +234,12 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _raise_file_limit() -> None:
+    """Permit as many open files as the system allows. Each connection needs an open file."""
+    with suppress(ImportError, OSError, ValueError):  # not on Windows
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -54,7 +54,7 @@ def finds_a_batch_by_its_name(s: Scene) -> None:
         assert client.batch(s.name).open() == "open"
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def ends_members_of_a_batch(s: Scene) -> None:
     filled(s, s.full).close()
     with s.api.topic(s.name).consumer() as consumer:

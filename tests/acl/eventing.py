@@ -22,7 +22,7 @@ def suspend(s: Scene, api: Any) -> None:
             raise rmq.WaitFor(s.name, 3600)
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def suspends_a_message_and_continues(s: Scene) -> None:
     suspend(s, s.api)
     check(s, s.full.signal(s.name, 1, keep=0.1).delivered == 1)

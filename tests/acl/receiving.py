@@ -26,7 +26,7 @@ from tests.acl.registry import (
 from tests.acl.scene import Scene
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def receives_and_settles(s: Scene) -> None:
     s.topic(retry="immediate")
     s.full.topic(s.name).send_many([rmq.Outgoing(n, priority=20 + n) for n in range(8)])
@@ -88,7 +88,7 @@ def receives_from_a_store(s: Scene) -> None:
     assert own.store.find(s.name, topic._context.identity, 1 << 42) == {}
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def receives_many(s: Scene) -> None:
     s.topic(dedup_window=60)
     s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(400)])
@@ -96,7 +96,7 @@ def receives_many(s: Scene) -> None:
         assert consumer.ack(consumer.receive(400)) == []
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def receives_timed(s: Scene) -> None:
     s.topic()
     s.full.topic(s.name).send_many(
@@ -107,7 +107,7 @@ def receives_timed(s: Scene) -> None:
         assert len(consumer.receive(10)) == 6
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def receives_large_bodies(s: Scene) -> None:
     s.full.topic(s.name).send(LARGE)
     with s.topic().consumer() as consumer:
@@ -125,7 +125,7 @@ def receives_audited(s: Scene) -> None:
             delivery.ack()
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def rolls_back(s: Scene) -> None:
     s.full.topic(s.name, lease=5, retry="immediate").send(1)
     with s.full.topic(s.name).consumer() as consumer:
@@ -161,7 +161,7 @@ def receives_at_most_once(s: Scene) -> None:
         assert len(consumer.receive()) == 1
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def keeps_limits(s: Scene) -> None:
     s.topic(limit=rmq.Rate(2, per=1, key="k"))
     s.full.topic(s.name).send_many([rmq.Outgoing(n, headers={"k": str(n % 2)}) for n in range(8)])
@@ -171,7 +171,7 @@ def keeps_limits(s: Scene) -> None:
         consumer.ack(consumer.receive(8))
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def waits(s: Scene) -> None:
     s.topic()
     with s.api.topic(s.name).consumer() as consumer:
@@ -186,7 +186,7 @@ def waits(s: Scene) -> None:
         raise AssertionError("no credit was left")
 
 
-@of("consumer", "worker")
+@of("consumer", "worker", "server")
 def gives_to_another_that_waits(s: Scene) -> None:
     s.topic(retry="immediate")
     s.full.topic(s.name).send(1)

@@ -89,3 +89,11 @@ def knows_tokens_and_keeps_sessions(s: Scene) -> None:
             assert run(flows.session_read("rmq", s.name)) is None
     finally:
         s.full.admin.token_revoke(s.name)
+
+
+@of("server")
+def receives_from_several_slots(s: Scene) -> None:
+    s.full.topic(s.name, slots=2).send(1)
+    with s.api.topic(s.name).consumer() as consumer:
+        assert len(consumer.receive()) == 1
+        assert consumer.receive() == []

@@ -118,6 +118,10 @@ ALONE = {
     ),
     "Admin.audit(forget=True), which changes something": ("forget_missing",),
     "about the server that answers": ("get_info", "list_services"),
+    "the consumer is the server, and receipts take the place of deliveries": (
+        "receive_messages", "stream_messages", "ack_messages", "nack_messages", "reject_messages",
+        "release_messages", "extend_leases",
+    ),
     "one of a list, or of get": ("rmq dlq show", "rmq worker show"),
     "waiting messages alone, without conditions: Admin.purge of the store": ("rmq purge",),
     "databases, which the program has and not Redis": (

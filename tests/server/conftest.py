@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 import rmq
-from rmq.server.rates import Rates
+from rmq.server.rates import LongPolls, Rates
 from tests.forkserver import Forked
 from tests.server.running import CONSTANTS, PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis, die_with_parent
@@ -112,3 +113,36 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         if command.process.poll() is None:
             command.process.kill()
             command.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def url(server: Redis, prefix: str) -> Iterator[str]:
+    """A server."""
+    with serving(server.url, prefix) as running:
+        yield running.url
+
+
+@pytest.fixture
+def other_url(server: Redis, prefix: str) -> Iterator[str]:
+    """Another server of the same Redis."""
+    with serving(server.url, prefix) as running:
+        yield running.url
+
+
+@pytest.fixture
+def open_polls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many long polls and streams are open, at all servers of this process."""
+    counts: Counter[str] = Counter()
+    begin, end = LongPolls.begin, LongPolls.end
+
+    def begin_counted(self: LongPolls, token: str) -> None:
+        begin(self, token)
+        counts[token] += 1
+
+    def end_counted(self: LongPolls, token: str) -> None:
+        end(self, token)
+        counts[token] -= 1
+
+    monkeypatch.setattr(LongPolls, "begin", begin_counted)
+    monkeypatch.setattr(LongPolls, "end", end_counted)
+    return counts.total

@@ -26,8 +26,8 @@ def marked() -> list[Mark]:
     return marks(ROOT)
 
 
-def test_rows_are_f0_to_f43() -> None:
-    assert [row.number for row in ROWS] == [f"F{number}" for number in range(44)]
+def test_rows_are_f0_to_f44() -> None:
+    assert [row.number for row in ROWS] == [f"F{number}" for number in range(45)]
 
 
 def test_marks_name_rows_of_the_catalogue(marked: list[Mark]) -> None:

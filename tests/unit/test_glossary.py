@@ -174,6 +174,8 @@ EXCEPTIONS = {
     "a stream of bytes, or of lines of JSON": """
         cli_framework/app.py:_open_closed_streams features/messages/cli/send.py:Stream
         features/messages/cli/send.py:_send_stream http_framework/operation.py:stream_response
+        features/http_consumers/consumers.py:Stream features/http_consumers/consumers.py:stream
+        features/http_consumers/http.py:Stream features/http_consumers/http.py:stream_messages
         server/console.py:_has_stream_for server/console.py:_stream
         server/protocol.py:_asks_for_stream""",
     "a task of asyncio": """

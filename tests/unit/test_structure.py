@@ -72,7 +72,8 @@ FILES = sorted(
 # The list of problems with their starts, on a page, in the command and in a service: 470 lines and
 # 3 files. Causes over all topics, and searches in waiting messages: 150 lines.
 # Editing a dead letter: 215 lines and 1 file.
-LIMITS = {"lines": 55_163, "files": 499, "private": 80}
+# Consumers over HTTP: polls, streams, signed receipts, and tokens for topics: 882 lines, 6 files.
+LIMITS = {"lines": 56_045, "files": 505, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -140,12 +140,16 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
     return Peeked(messages=messages, cursor=page.cursor)
 
 
-@TABLE.post("/topics/{topic}/messages", "queue-full", role=Role.OPERATOR, status=201)
+@TABLE.post("/topics/{topic}/messages", "queue-full", role=Role.PRODUCER, status=201)
 async def send_message(context: RequestContext, path: TopicPath, body: Send) -> Sent:
     """Send a message to an existing topic.
 
-    With `id` or `dedup_key`, a repeated request stores nothing.
+    With `id` or `dedup_key`, or with the header Idempotency-Key, a repeated request stores nothing.
+    The `status` of its response is "duplicate". The header is the same as a `dedup_key`.
     """
+    key = context.headers.get("Idempotency-Key")
+    if key is not None and body.dedup_key is not None:
+        raise ApiError("invalid", "dedup_key: the header Idempotency-Key has one", "dedup_key")
     if (body.body is UNSET) == (body.body_base64 is UNSET):
         raise ApiError("invalid", "body: send either body or body_base64", "body")
     codec, value = body.codec, body.body
@@ -157,7 +161,8 @@ async def send_message(context: RequestContext, path: TopicPath, body: Send) -> 
         value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
         time_range=body.time_range, merge=body.merge, extend=body.extend, max_wait=body.max_wait,
         slot_basis=body.slot_basis, headers=body.headers, expires=body.expires, id=body.id,
-        dedup_key=body.dedup_key, max_runtime=body.max_runtime, type=body.type, group=body.group,
+        dedup_key=body.dedup_key if key is None else key, max_runtime=body.max_runtime,
+        type=body.type, group=body.group,
         share_key=body.share_key, weight=body.weight, keep_result=body.keep_result,
         timeout=BLOCK_S,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 from rmq.features.tokens import flows
@@ -19,20 +20,26 @@ class AsyncTokenAdmin(AsyncAdminPart):
         *,
         sees_bodies: bool = False,
         expires: float | timedelta | None = None,
+        topics: Iterable[str] = (),
     ) -> AccessToken:
         """Create a token, and return it with its text, which Redis does not store.
 
         Args:
             name: Name of the token: 1 to 128 characters of A-Z a-z 0-9 . _ -
-            role: "viewer" (reads), "operator" (also redrives, pauses and cancels) or "admin" (all
-                operations).
+            role: "producer" (sends), "consumer" (receives and settles), "viewer" (reads),
+                "operator" (also sends, redrives, pauses and cancels) or "admin" (all operations).
             sees_bodies: Whether a viewer may see bodies of messages.
             expires: Lifetime, in seconds or as a timedelta. Default: until the token is revoked.
+            topics: Names of the topics of a producer or a consumer, 1 to 100. In a name, * stands
+                for any text: "orders.*", or "*" for all topics. Other roles take no topics.
 
         Raises:
-            InvalidValue: The name is taken, the role is unknown, or there are 1000 tokens.
+            InvalidType, InvalidValue: The name is taken, the role is unknown, the topics are not
+                valid, or there are 1000 tokens.
         """
-        return await self._run(flows.token_create(self._prefix, name, role, sees_bodies, expires))
+        return await self._run(
+            flows.token_create(self._prefix, name, role, sees_bodies, expires, topics)
+        )
 
     async def tokens(self) -> list[AccessToken]:
         """Return all tokens by name, including expired tokens, without their text."""

@@ -14,7 +14,7 @@ from rmq.cli_framework.options import common_options
 from rmq.cli_framework.param_types import DURATION
 from rmq.cli_framework.tables import Column
 
-ROLES = ("viewer", "operator", "admin")
+ROLES = ("producer", "consumer", "viewer", "operator", "admin")
 
 
 @click.group(cls=CommandGroup)
@@ -24,11 +24,12 @@ def token() -> None:
 
 def _fields(token: rmq.AccessToken) -> dict[str, Any]:
     times = text.fields(token, "id", "created", "expires", "used")
-    return text.fields(token, "name", "role") | {"bodies": _bodies(token)} | times
+    topics = {"topics": list(token.topics)}
+    return text.fields(token, "name", "role") | topics | {"bodies": _bodies(token)} | times
 
 
 def _bodies(token: rmq.AccessToken) -> bool:
-    return token.sees_bodies or token.role != "viewer"
+    return token.sees_bodies or token.role not in ("viewer", "producer")
 
 
 @token.command(
@@ -36,20 +37,31 @@ def _bodies(token: rmq.AccessToken) -> bool:
         "rmq token create grafana --role viewer --expires 90d",
         "rmq token create anna --role operator",
         "rmq token create support --role viewer --bodies --json",
+        "rmq token create shop --role producer --topics orders --topics 'mail.*'",
+        "rmq token create billing --role consumer --topics orders",
     )
 )
 @click.argument("name")
 @click.option(
     "--role", type=click.Choice(ROLES), required=True,
-    help="viewer reads, operator keeps messages moving, admin may do everything.",
+    help="producer sends, consumer receives, viewer reads, operator keeps messages moving, admin "
+    "may do everything.",
+)  # fmt: skip
+@click.option(
+    "--topics", multiple=True,
+    help="Topic of a producer or a consumer; * stands for any text. Repeat it for further topics.",
 )  # fmt: skip
 @click.option("--bodies", is_flag=True, help="Let a viewer see bodies of messages.")
 @click.option("--expires", type=DURATION, help="Lifetime.  [until it is revoked]")
-def create(name: str, role: str, bodies: bool, expires: float | None) -> None:
+def create(
+    name: str, role: str, topics: tuple[str, ...], bodies: bool, expires: float | None
+) -> None:
     """Create the token NAME and print it once: Redis stores only its digest."""
     common = common_options()
     with common.client() as client:
-        made = client.admin.token_create(name, role, sees_bodies=bodies, expires=expires)
+        made = client.admin.token_create(
+            name, role, sees_bodies=bodies, expires=expires, topics=topics
+        )
     common.report(_fields(made) | {"token": made.text}, made.text)
     common.note(f"this token is shown only once; rmq token revoke {name} ends it")
 
@@ -61,13 +73,14 @@ def list_tokens() -> None:
     with common.client() as client:
         found = client.admin.tokens()
     columns = [
-        Column("NAME", style="cyan"), Column("ROLE"), Column("BODIES"),
+        Column("NAME", style="cyan"), Column("ROLE"), Column("TOPICS"), Column("BODIES"),
         Column("CREATED", right=True), Column("USED", right=True), Column("EXPIRES", right=True),
         Column("ID"),
     ]  # fmt: skip
     now_ms = time.time() * 1000
     rows = [
-        [each.name, str(each.role), "yes" if _bodies(each) else "no",
+        [each.name, str(each.role), " ".join(each.topics) or "all",
+         "yes" if _bodies(each) else "no",
          _ago(each.created_ms, now_ms), _ago(each.used_ms, now_ms), _left(each, now_ms), each.id]
         for each in found
     ]  # fmt: skip

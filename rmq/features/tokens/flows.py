@@ -13,7 +13,7 @@ All flows are plain commands that are safe to repeat.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -62,26 +62,34 @@ TOKENS_MAX = 1000
 
 
 def token_create(
-    prefix: str, name: str, role: str, sees_bodies: bool, expires: Duration | None
+    prefix: str,
+    name: str,
+    role: str,
+    sees_bodies: bool,
+    expires: Duration | None,
+    topics: Iterable[str] = (),
 ) -> Flow[AccessToken]:
     """Create a token, and return it with its text.
 
     Raises:
-        InvalidValue: The name is taken, the role is unknown, or there are too many tokens.
+        InvalidValue: The name is taken, the role is unknown, the topics are not valid, or there are
+            too many tokens.
     """
     lasts_ms = None if expires is None else duration_ms(expires, "expires")
     known = access.role_of(role)
+    patterns = access.check_patterns(topics, known)
     keys.check_name(name, "name")
     key = keys.tokens_key(prefix)
     if (yield RawCommand("token_create", "HLEN", key)) >= TOKENS_MAX:
         raise InvalidValue(f"there are {TOKENS_MAX} tokens; revoke some: rmq token ls")
     now_ms = yield from server_ms("token_create")
-    token = access.new_token(name, known, sees_bodies, now_ms, lasts_ms)
+    token = access.new_token(name, known, sees_bodies, now_ms, lasts_ms, patterns)
     packed = token.pack()
     created = yield RawCommand("token_create", "HSETNX", key, name, packed)
     if not created and (yield RawCommand("token_create", "HGET", key, name)) != packed.encode():
         raise InvalidValue(f"name: there is a token {name!r}; revoke it, or use another name")
     text = f"role {known}" + (", sees bodies" if sees_bodies else "")
+    text += f", topics {' '.join(patterns)}"[:200] if patterns else ""
     yield from note(
         prefix, AuditLine(token.created_ms, pause.who(None), "token create", name, text)
     )

@@ -30,6 +30,7 @@ async def create(request: PageRequest) -> View:
         request.form.get("name", "").strip(),
         request.form.get("role", ""),
         sees_bodies=request.form.get("sees_bodies") == "on",
+        topics=request.form.get("topics", "").split(),
         expires=None if expires == "never" else duration(expires, "expires"),
     )
     return await _view(request, made.text, made.name)

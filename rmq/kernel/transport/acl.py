@@ -32,13 +32,15 @@ _ROLLBACK = ("rollback_expired_leases", "lease_rollback", "queries", "query_roll
 _SCHEDULES = ("schedules", "schedule_set")
 _WAITS = ("event_checks", "event_register", "event_deliver")  # to register suspended messages
 _MEMBERS = ("member_ends", "batch_end")  # to report the ends of members to their batches
+_DELIVERIES = (
+    "prepare", "next_ready", "withdraw", "ack", "ack_then", "nack", "reject", "release", "extend",
+    "lateness_report", "event_read",
+)  # fmt: skip
 _CONSUMER = (
-    *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "ack_then",
-    "pending", "pending_send", "pending_settle", "nack", "reject",
-    "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
+    *_OPEN, *_ROLLBACK, *_DELIVERIES, "tidy", "pending", "pending_send", "pending_settle", "claim",
+    "renew", "finish", "unclaim", "query_take", "query_read",
     "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
-    "due_counts", "lateness_report", "result", "progress", "step", *_MEMBERS,
-    *_WAITS, "event_read",
+    "due_counts", "result", "progress", "step", *_MEMBERS, *_WAITS,
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
@@ -74,10 +76,12 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     )),
     "operator": frozenset(_OPERATOR),
     "viewer": frozenset(_VIEWER),
-    # Its API has the verbs of an operator and sends messages; its services need the other scripts.
+    # Its API has the verbs of an operator, and sends, receives and settles messages; its services
+    # need the other scripts.
     "server": frozenset((
-        *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
-        "sample", "drop_expired", "locate", *_WAITS, "event_signal", "event_waiters",
+        *_OPERATOR, *_DELIVERIES, "merge", "schedule_due", "schedule_send", "leader_renew",
+        "leader_release", "sample", "drop_expired", "locate", *_WAITS, "event_signal",
+        "event_waiters",
     )),
     "admin": frozenset(),
 }  # fmt: skip

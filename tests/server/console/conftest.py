@@ -174,6 +174,9 @@ class Scene(NamedTuple):
 
 @pytest.fixture
 def scene(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Scene]:
-    tokens = {role: client.admin.token_create(role, role).text for role in Role}
+    tokens = {
+        role: client.admin.token_create(role, role, topics=["*"] * role.is_of_topics).text
+        for role in Role
+    }
     with serving(server.url, prefix, auth="token", rate=100_000) as running:
         yield Scene(running.url, tokens, client)

@@ -42,7 +42,7 @@ def test_flag_wins_over_environment_over_file_over_default(file: str) -> None:
         "token": "default", "token_file": "default", "auth": "default", "redact": "default",
         "proxy_addresses": "default", "proxy_user_header": "default", "rate": "default",
         "proxy_role_header": "default", "connections_max": "default",
-        "connections_per_address": "default",
+        "connections_per_address": "default", "polls": "default",
     }  # fmt: skip
 
 

@@ -20,13 +20,19 @@ from rmq.server.api import TABLES
 
 OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {
+    # Of topics that the token names.
+    Role.PRODUCER: {"send_message"},
+    Role.CONSUMER: {
+        "ack_messages", "extend_leases", "nack_messages", "receive_messages", "reject_messages",
+        "release_messages", "stream_messages",
+    },
     # They keep messages moving, and what they do can be done again or otherwise.
     Role.OPERATOR: {
         "cancel_message", "close_batch", "count_job_matches", "import_dead_letters", "pause_group",
         "pause_job", "pause_schedule", "pause_topic", "redrive", "release_group",
         "release_query", "resume_group",
         "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
-        "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
+        "roll_back", "run_schedule", "set_message_priority", "start_job",
         "send_pending", "signal_event", "stop_job",
     },
     # They make, change or delete what programs rely on.
@@ -64,12 +70,14 @@ def test_an_operation_that_changes_something_cannot_leave_its_role_open(method: 
 @pytest.mark.parametrize(
     ("role", "rights"),
     [
+        (Role.PRODUCER, {Role.PRODUCER}),
+        (Role.CONSUMER, {Role.CONSUMER}),
         (Role.VIEWER, {Role.VIEWER}),
-        (Role.OPERATOR, {Role.VIEWER, Role.OPERATOR}),
+        (Role.OPERATOR, {Role.PRODUCER, Role.VIEWER, Role.OPERATOR}),
         (Role.ADMIN, set(Role)),
     ],
 )
-def test_a_role_has_the_rights_of_those_before_it(role: Role, rights: set[Role]) -> None:
+def test_a_role_has_its_rights_and_no_others(role: Role, rights: set[Role]) -> None:
     assert {other for other in Role if role.includes(other)} == rights
 
 

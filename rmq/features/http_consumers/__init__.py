@@ -1,0 +1,1 @@
+"""Programs that receive and settle messages over HTTP."""
