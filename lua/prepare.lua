@@ -35,8 +35,9 @@ Returns   {us until the slot next has work (0 now, -1 never),
           retries remaining of each as one byte ('' when none has failed), members, records}
           A member of '' replaces a delivery of the first answer whose receipt is no longer valid.
           A record of '' is missing or shorter than 8 bytes: the caller rejects its message.
-Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most
-          4 MiB. With a limit for each key, up to 1000 waiting records and 1000 in flight are read
+Cost      O(k log L), k = limit, plus at most 500 due messages that join their priority; at most
+          4 MiB. Of due messages with a priority, or given back with a delay, a call takes at most
+          500. With a limit for each key, up to 1000 waiting records and 1000 in flight are read
           first, at most 4 MiB of each
 Atomic    All messages are read and checked before they move; the first write frees memory, so a
           full Redis can still be drained. A call that is sent twice with one number returns the

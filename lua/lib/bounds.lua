@@ -1,5 +1,6 @@
 -- Limits of arguments, and of the work that a script does at once.
 local MOST = 1000 -- messages, deliveries or other things in one call
+local JOIN_MOST = 500 -- due messages whose records a take reads, or which join their priority
 local GROUPED_MOST = 250 -- messages that enter their groups in one call
 -- Messages of a query that one call receives, settles or hands out by their ids. Lua can unpack
 -- 7999 values.

@@ -7,6 +7,7 @@ import pytest
 from rmq.kernel.consumer import scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE, ordered, timed
+from tests.lua.eventing import suspend
 
 
 def command(box, session, limit=1, lease_ms=30_000, waits=False):
@@ -152,6 +153,46 @@ def test_twenty_thousand_due_messages_that_join_their_priority_drain_in_order(bo
     assert taken == [id for page in pages for id in page]
 
 
+def given_back(box):
+    sent = box.send(600)
+    box.release(*box.take(600), wait_ms=100)
+    return sent
+
+
+def waited(box):
+    sent = box.send(600)
+    suspend(box, *box.take(600), limit_ms=100)
+    return sent
+
+
+@pytest.mark.parametrize(
+    "make_due",
+    [lambda box: box.send(600, due=100, priority=900), given_back, waited],
+    ids=["with a priority", "given back", "waited for an event"],
+)
+def test_a_take_reads_the_records_of_500_due_messages_and_the_others_are_next(box, make_due):
+    first = make_due(box)
+    low = box.send(10, priority=17)
+    box.clock.advance(1)
+    box.redis.config_resetstat()
+    box.redis.hset(box.keys.slot, "takes", 0)
+
+    batch = box.prepare(1000)
+
+    assert batch.ids == first[:500]
+    assert batch.wait_us == 0
+    assert box.redis.info("commandstats")["cmdstat_hget"]["calls"] <= 510
+    assert [lease.id for lease in box.take(1000)] == first[500:] + low
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_take_that_stops_before_due_messages_takes_no_more_than_its_limit(box, limit):
+    sent = box.send(600, due=100, priority=900)
+    box.clock.advance(1)
+
+    assert box.prepare(limit).ids == sent[:limit]
+
+
 def test_mixed_families_keep_their_scores_until_taken(box):
     due = box.clock.now_ms + 5000
     timed_id, plain = box.one(due=5000), box.one(priority=300)
@@ -288,7 +329,7 @@ def test_message_of_the_timed_priority_that_is_given_back_goes_to_the_front_of_i
     assert [one.id for one in box.take(2, ordered=is_ordered)] == [first, second]
 
 
-def test_a_thousand_due_messages_join_the_timed_priority_in_one_take(make_box):
+def test_five_hundred_due_messages_join_the_timed_priority_in_one_take(make_box):
     box = make_box(timed_priority=100)
     pages = [box.send(1000, due=100) for _ in range(3)]
     urgent = box.one(priority=1_048_575)
@@ -296,7 +337,7 @@ def test_a_thousand_due_messages_join_the_timed_priority_in_one_take(make_box):
 
     assert box.take_one().id == urgent
 
-    assert box.stats()["priority"] == 1000
+    assert box.stats()["priority"] == 500
     taken = [urgent]
     while batch := box.take(1000):
         taken += [lease.id for lease in batch]

@@ -7,10 +7,12 @@
 --- @include "lib/slot_fields"
 --- @include "lib/take/take_order"
 
--- Return due messages to take, and how many due messages joined their priority. A due message with
--- a priority is not taken at once: it joins its priority as the newest message there. A due message
--- without a priority joins the topic's `timed_priority`, if the topic has it. In a slot with
--- groups, all due messages join. At most MOST messages (with groups GROUPED_MOST) join in one call.
+-- Return due messages to take, how many due messages joined their priority, and whether it stopped
+-- before others. A due message with a priority is not taken at once: it joins its priority as the
+-- newest message there. A due message without a priority joins the topic's `timed_priority`, if the
+-- topic has it. In a slot with groups, all due messages join. A call stops after JOIN_MOST messages
+-- (with groups GROUPED_MOST) that join or whose record it reads, because more would take too long.
+-- With limits for each key, it stops after MOST, because the take passes over messages.
 -- - page: first due messages with their scores
 -- - past: end of the range of due messages
 --- @inline
@@ -22,8 +24,8 @@ local function due_messages(take, page, past, limit)
   local fields = take.fields
   -- Size of further pages. If many messages join, a page for the missing number would be tiny.
   local DUE_PAGE = 100
-  local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
-  local most_joining = fields[GROUPED] and GROUPED_MOST or MOST
+  local ids, joining, bytes, seen, full, is_cut = {}, {}, 0, 0, false, false
+  local room = fields[GROUPED] and GROUPED_MOST or take.key_limit and MOST or JOIN_MOST
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(tonumber(fields[ORDER] or 0))
   local enter, write_entries, last_priority, step
@@ -41,6 +43,7 @@ local function due_messages(take, page, past, limit)
         priority = #record >= FIXED and priority_of(record) or 0
       end
       priority = priority > 0 and priority or timed_priority
+      room = (record or priority > 0) and room - 1 or room
       if priority > 0 and priority ~= last_priority then
         last_priority = priority
         step = score_step(priority)
@@ -55,7 +58,8 @@ local function due_messages(take, page, past, limit)
         local new_score = score_at(priority, step, order)
         joining[#joining + 1], joining[#joining + 2] = new_score, id
       end
-      full = #ids >= limit or #joining >= 2 * most_joining or bytes >= READ_BYTES
+      is_cut = room == 0 or bytes >= READ_BYTES
+      full = is_cut or #ids >= limit
       if full then
         break
       end
@@ -75,7 +79,7 @@ local function due_messages(take, page, past, limit)
       redis.call('HSET', slot, 'order', order)
     end
   end
-  return ids, #joining / 2
+  return ids, #joining / 2, is_cut
 end
 
 -- Append the messages with this score, at most `most`. The smallest id is first.
@@ -205,6 +209,7 @@ end
 -- Returns a batch for take_messages. It has also
 -- - on_top: how many of its first messages have the highest scores below due and timed messages
 -- - promoted: how many due messages joined their priority
+-- - is_cut: whether there may be more due messages, which were not looked at; or nil
 --- @inline
 local function pick_messages(take, limit, any_failed)
   local fields, ordered, turn = take.fields, take.ordered, take.number % TURNS
@@ -225,9 +230,13 @@ local function pick_messages(take, limit, any_failed)
     local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES',
       'LIMIT', 0, room)
     if #page > 0 then
-      local promoted
-      due, promoted = due_messages(take, page, past, room)
+      local promoted, is_cut
+      due, promoted, is_cut = due_messages(take, page, past, room)
       batch.promoted = promoted
+      if is_cut then -- the other due messages go before what is behind these
+        limit = math.min(limit, #batch.ids + #due + promoted)
+        batch.is_cut = true
+      end
     end
   end
   local due_last = turn == PRIORITIES_TURN and not ordered

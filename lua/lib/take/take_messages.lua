@@ -206,7 +206,7 @@ local function finish_take(take, batch, removed, above)
   if fields[LIMIT] then
     batch.gate = take.take_tokens(take, batch)
   end
-  batch.more = removed >= take.limit or removed < picked or batch.promoted > 0
+  batch.more = removed >= take.limit or removed < picked or batch.promoted > 0 or batch.is_cut
 end
 
 -- Take the messages that go next out of the StoreQueue. The caller adds them to the PrepareQueue
