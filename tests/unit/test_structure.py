@@ -73,7 +73,8 @@ FILES = sorted(
 # 3 files. Causes over all topics, and searches in waiting messages: 150 lines.
 # Editing a dead letter: 215 lines and 1 file.
 # Consumers over HTTP: polls, streams, signed receipts, and tokens for topics: 882 lines, 6 files.
-LIMITS = {"lines": 56_045, "files": 505, "private": 80}
+# Settlements that meet a renewal of their leases: 60 lines and 1 file.
+LIMITS = {"lines": 56_105, "files": 506, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

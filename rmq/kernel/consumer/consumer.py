@@ -126,7 +126,11 @@ class AsyncConsumer:
     async def extend(
         self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
     ) -> list[AsyncDelivery]:
-        """Extend leases. Return the deliveries whose lease was lost."""
+        """Extend leases, also while another task settles the same deliveries.
+
+        Deliveries that are settled are skipped, unless all of them are. Return the deliveries whose
+        lease was lost.
+        """
         extend = partial(self._flows.extend, lease=lease)
         return await self._transport.run(carry_out(extend, deliveries))
 

@@ -101,7 +101,11 @@ class Consumer:
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
-        """Extend leases. Return the deliveries whose lease was lost."""
+        """Extend leases, also while another thread settles the same deliveries.
+
+        Deliveries that are settled are skipped, unless all of them are. Return the deliveries whose
+        lease was lost.
+        """
         extend = partial(self._flows.extend, lease=lease)
         return self._transport.run(carry_out(extend, deliveries))
 

@@ -26,6 +26,7 @@ from rmq.errors import (
 from rmq.kernel.consumer import claim_flows, offloading, receive, results, settle, steps
 from rmq.kernel.consumer.claim_flows import unclaim
 from rmq.kernel.consumer.hand_over import SlotBatch
+from rmq.kernel.consumer.renewals import Build, Note, Renewals, extend_unsettled
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
 from rmq.kernel.consumer.scripts import Batch
 from rmq.kernel.consumer.settle import UNKNOWN, Extension, Lease, Leases, Settling, open_leases
@@ -105,6 +106,7 @@ class ConsumerFlows:
         self._tidy_at = TIDY_FROM
         self.is_closed = False
         self._missing_replies = MissingReplies()
+        self._renewals = Renewals()
         self.settles_fast = False
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
@@ -220,8 +222,8 @@ class ConsumerFlows:
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
-            settling = self._build_ack(*open_leases(self.context, deliveries))
-            yield from self._run_settling("ack", deliveries, settling, self._note_confirmed)
+            given = open_leases(self.context, deliveries)
+            yield from self._run_settling("ack", *given, self._build_ack, self._note_confirmed)
         except OutcomeUnknown:
             # The next call repeats the ack, or `close` gives them back.
             self._keep([d for d in deliveries if d.state == OPEN])
@@ -329,7 +331,7 @@ class ConsumerFlows:
         """Set the new deadlines of extended leases. Return the deliveries whose lease was lost."""
         lost = []
         for delivery, extension in zip(deliveries, extensions, strict=True):
-            if extension is None and delivery.state == SETTLED:
+            if extension is None and (delivery.state == SETTLED or delivery.settling_calls):
                 continue
             if extension is None:
                 delivery.state = LOST
@@ -343,11 +345,7 @@ class ConsumerFlows:
         return lost
 
     def _settle(
-        self,
-        verb: str,
-        deliveries: Iterable[InnerDelivery],
-        build: Callable[[list[InnerDelivery], Leases], Settling[Any]],
-        note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]] | None = None,
+        self, verb: str, deliveries: Iterable[InnerDelivery], build: Build, note: Note | None = None
     ) -> Flow[list[InnerDelivery]]:
         """Settle deliveries with a verb. Return the deliveries whose lease was lost.
 
@@ -375,35 +373,35 @@ class ConsumerFlows:
                 unsettled.append(delivery)
         unsettled, leases = open_leases(self.context, unsettled)
         if unsettled:
-            settling = build(unsettled, leases)
             lost += yield from self._run_settling(
-                verb, unsettled, settling, note or self._note_letters
+                verb, unsettled, leases, build, note or self._note_letters
             )
         return lost
 
     def _run_settling(
-        self,
-        verb: str,
-        deliveries: list[InnerDelivery],
-        settling: Settling[Any],
-        note: Callable[[list[InnerDelivery], Any], list[InnerDelivery]],
+        self, verb: str, deliveries: list[InnerDelivery], leases: Leases, build: Build, note: Note
     ) -> Flow[list[InnerDelivery]]:
-        one, settles = deliveries[0], verb != "extend"
+        settling, settles = build(deliveries, leases), verb != "extend"
+        renewal = [] if settles else [self._renewals.begin(deliveries)]
+        renewed = list[InnerDelivery]()
         for delivery in deliveries if settles else ():
             delivery.settling_calls += 1  # not reduced if the delivery was settled
         try:
             answer, error = yield from settling.try_run(self.settles_fast)
-            if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
-                raise AlreadySettled(
-                    f"delivery {one.id} was settled by another call at the same time"
+            if ("0" if settles else None) in answer:
+                lost, renewed = yield from self._renewals.note_refused(
+                    deliveries, leases.scores, answer, note, renewal
                 )
+            else:
+                lost = note(deliveries, answer)
         except BaseException:
             for delivery in deliveries if settles else ():
                 delivery.settling_calls -= 1
             if settling.unanswered:
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
-        lost = note(deliveries, answer)
+        for delivery in renewed if settles else ():
+            delivery.settling_calls -= 1
         if self.follow_ups.has_objects and not settling.is_repeat:
             yield from self.follow_ups.remove_objects(lost if verb == "ack" else deliveries)
         if verb == "ack" and self._offloaded.slots:
@@ -413,11 +411,10 @@ class ConsumerFlows:
         if settles and any(d.record[0] & record.HEADERS for d in deliveries):
             yield from sweep.report_ends(self.context, deliveries)
         if error is None:
-            return lost
+            return lost + (yield from self._settle(verb, renewed, build, note)) if renewed else lost
         if settling.unanswered:
-            if settles:
-                for delivery in deliveries:
-                    delivery.settling_calls -= 1
+            for delivery in deliveries if settles else ():
+                delivery.settling_calls -= 1
             self._missing_replies.add(verb, deliveries, settling, note)
         raise error
 
@@ -535,7 +532,8 @@ class ConsumerFlows:
         ) -> list[InnerDelivery]:
             return self._note_deadlines(given, answer, until)
 
-        return (yield from self._settle("extend", deliveries, build, note))
+        extend = partial(self._settle, "extend", build=build, note=note)
+        return (yield from extend_unsettled(extend, deliveries))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
         """Renew the claims of deliveries. Return the deliveries whose shared lease was lost."""
@@ -590,9 +588,9 @@ class ConsumerFlows:
         yield from self._missing_replies.repeat()
         left, self.open = self.unsettled(), {}
         if left:
-            settling = self._build_release(0, b"", *open_leases(self.context, left))
+            given, build = open_leases(self.context, left), partial(self._build_release, 0, b"")
             with suppress(AlreadySettled):  # by a thread that began in the meantime
-                yield from self._run_settling("release", left, settling, self._note_letters)
+                yield from self._run_settling("release", *given, build, self._note_letters)
         if self._unreadable:
             yield from self._reject_unreadable()
         with suppress(StorageError):

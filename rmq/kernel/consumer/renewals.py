@@ -1,0 +1,110 @@
+"""Calls that renew leases, and calls that settle the same deliveries meanwhile.
+
+A renewal changes the receipts of its deliveries. So Redis refuses a call with the old receipts that
+comes after it, from another thread or task. Such a delivery is not lost: the call is made again
+with the new receipt.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from rmq.errors import AlreadySettled
+from rmq.kernel.consumer.replies import RECHECK_S
+from rmq.kernel.consumer.settle import Leases, Settling
+from rmq.kernel.delivery.inner_delivery import OPEN, SETTLED, InnerDelivery
+from rmq.kernel.transport.flow.steps import Flow, Sleep
+
+Build = Callable[[list[InnerDelivery], Leases], Settling[Any]]  # makes the calls
+Note = Callable[[list[InnerDelivery], Any], list[InnerDelivery]]  # records answers
+
+
+class Renewal(frozenset[int]):
+    """A call that renews leases, as the identities of its deliveries."""
+
+
+NONE = Renewal()
+
+
+class Renewals:
+    """The calls of one consumer that renew leases now. Threads and tasks may share the object."""
+
+    __slots__ = ("_running",)
+
+    def __init__(self) -> None:
+        self._running: dict[int, weakref.ref[Renewal]] = {}
+
+    def begin(self, deliveries: Iterable[InnerDelivery]) -> Renewal:
+        """Note that a call renews these leases, until Python frees the returned object.
+
+        So a call that is interrupted between any two instructions does not stay noted.
+        """
+        renewal = Renewal(map(id, deliveries))
+        number = id(renewal)
+        self._running[number] = weakref.ref(renewal, partial(self._running.pop, number))
+        return renewal
+
+    def note_refused(
+        self,
+        deliveries: Sequence[InnerDelivery],
+        scores: Sequence[float],
+        answer: Sequence[Any],
+        note: Note,
+        renewal: list[Renewal],
+    ) -> Flow[tuple[list[InnerDelivery], list[InnerDelivery]]]:
+        """Record an answer that refuses receipts, after the renewals that may have changed them.
+
+        Args:
+            deliveries: Deliveries of the call.
+            scores: Receipts that the call has given.
+            answer: Answer about each delivery. "0" or None: its receipt was refused.
+            note: Function that records answers and returns the lost deliveries.
+            renewal: Renewal that the call itself is, or empty. It ends here.
+
+        Returns:
+            The lost deliveries, and the deliveries that have another receipt now.
+
+        Raises:
+            AlreadySettled: The call was about one delivery, which another call settles.
+        """
+        refused = [n for n, each in enumerate(answer) if each is None or each == "0"]
+        others = sorted(set(range(len(answer))).difference(refused))
+        lost = note([deliveries[n] for n in others], [answer[n] for n in others])
+        settles = not renewal
+        renewal.clear()  # two calls must not wait for each other
+        asked = {id(deliveries[n]) for n in refused}
+        running = list(self._running.values())  # later renewals come after the call
+        while any(not (each() or NONE).isdisjoint(asked) for each in running):
+            yield Sleep(RECHECK_S)
+        one = deliveries[0]
+        given = [(n, deliveries[n]) for n in refused]
+        renewed = {n for n, each in given if each.state == OPEN and each.score != scores[n]}
+        left = [n for n in refused if n not in renewed]
+        is_settled = one.state == SETTLED or one.settling_calls > settles
+        if left and len(deliveries) == 1 and is_settled:
+            raise AlreadySettled(f"delivery {one.id} was settled by another call at the same time")
+        lost += note([deliveries[n] for n in left], [answer[n] for n in left])
+        return lost, [deliveries[n] for n in sorted(renewed)]
+
+
+def extend_unsettled(
+    extend: Callable[[list[InnerDelivery]], Flow[list[InnerDelivery]]],
+    deliveries: Iterable[InnerDelivery],
+) -> Flow[list[InnerDelivery]]:
+    """Extend leases. Skip deliveries that another thread or task has settled meanwhile.
+
+    Raises:
+        AlreadySettled: All deliveries are settled.
+    """
+    given = list(deliveries)
+    while True:
+        try:
+            return (yield from extend(given))
+        except AlreadySettled:
+            left = [delivery for delivery in given if delivery.state == OPEN]
+            if len(left) in (0, len(given)):
+                raise
+            given = left
