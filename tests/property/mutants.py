@@ -280,6 +280,59 @@ RESULTS: dict[str, list[Change]] = {
         )
     ],
 }
+_LEAVES_WAITS = ("drop_parts(ids, 'w', 'waited')", "")
+# and those that break messages that wait for an event.
+EVENTS: dict[str, list[Change]] = {
+    "a suspended message is not registered": [
+        ("event_register", "redis.call('ZADD', waiters, unpack(given))", "")
+    ],
+    "a registered message is not registered again": [
+        (
+            "event_checks",
+            "redis.call('ZADD', waits, unpack(times))",
+            "redis.call('ZREM', waits, unpack(ids))",
+        )
+    ],
+    "an event before the wait is not seen": [("event_register", "if stored then", "if false then")],
+    "the last signal counts": [("event_signal", "if not stored then", "if true then")],
+    "a message that does not wait gets an event": [
+        ("event_deliver", "awaited == key and not seen[id]", "wait and not seen[id]")
+    ],
+    "a message continues without its event": [
+        ("event_deliver", "with_event(entry or '', 'e', key, at, data)", "entry or ''")
+    ],
+    "an event is a time limit": [
+        ("event_deliver", "with_event(entry or '', 'e',", "with_event(entry or '', 't',")
+    ],
+    "a message with its event waits on": [
+        ("event_deliver", "over = 'o' .. string.sub(wait, 2)", "over = wait")
+    ],
+    "a message with its event is late": [
+        ("event_deliver", "redis.call('ZADD', store, score, id)", "")
+    ],
+    "a message with its event overtakes nothing": [
+        ("event_deliver", "score = front_score(place, front)", "score = front_score(place, 0)")
+    ],
+    "a time limit is no event": [
+        ("event_read", "with_event(entry or '', 't', key, now, '')", "entry or ''")
+    ],
+    "a message that has timed out still waits": [
+        ("event_read", "over = 'o' .. string.sub(wait, 2)", "over = wait")
+    ],
+    "an event of another attempt is not read": [("prepare", "bits = bits + (any and 32 or 0)", "")],
+    "a new time limit does not end the wait": [
+        ("reschedule", "redis.call('HSET', bodies, id .. 'w', changed)", "")
+    ],
+    "a second wait is counted twice": [
+        ("release", "waiting = waiting + (former_key and 0 or 1)", "waiting = waiting + 1"),
+        ("release", "new = new + (before[i] and 0 or 1)", "new = new + 1"),
+    ],
+    "an ack leaves its wait": [("ack", *_LEAVES_WAITS)],
+    "a cancel leaves its wait": [("cancel", *_LEAVES_WAITS)],
+    "a cancelled message is still counted as suspended": [
+        ("cancel", "redis.call('HINCRBY', slot, 'suspended', -count)", "")
+    ],
+}
 # and those that break follow-ups.
 FOLLOW_UPS: dict[str, list[Change]] = {
     "a lost lease does not drop its follow-ups": [

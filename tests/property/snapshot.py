@@ -13,7 +13,7 @@ from rmq.kernel.core.ids import ids_of
 from rmq.kernel.core.keys import TYPES, SlotKeys, batches_key, topic_key, topics_key
 
 PLACES = ("store", "prepare", "dead")
-STEPS_NAME = 14  # bytes of the name of steps in `bodies`: a member and `s`
+STEPS_NAME = 14  # bytes of the names of steps and waits in `bodies`: a member and `s` or `w`
 
 
 class Violation(AssertionError):
@@ -50,11 +50,14 @@ class Look:
             for name in list(self.bodies)
             if name.startswith(b"gone:")
         }
-        self.steps = {
-            keys.id_of(name[:-1]): self.bodies.pop(name)
-            for name in list(self.bodies)
-            if len(name) == STEPS_NAME and name.endswith(b"s")
-        }
+        self.steps, self.waits = (
+            {
+                keys.id_of(name[:-1]): self.bodies.pop(name)
+                for name in list(self.bodies)
+                if len(name) == STEPS_NAME and name.endswith(part)
+            }
+            for part in (b"s", b"w")
+        )
         self.references = {
             id: record.read(entry).body[1:]
             for id, entry in self.records.items()
@@ -84,7 +87,7 @@ class Look:
         """All of it but the answers kept for replay, for "this changed nothing"."""
         return (
             self.store, self.prepare, self.dead, self.records, self.failures, self.merge, self.slot,
-            self.settled, self.bodies, self.tombstones, self.steps,
+            self.settled, self.bodies, self.tombstones, self.steps, self.waits,
         )  # fmt: skip
 
 
@@ -125,10 +128,12 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
     lost, unused = seen.referred - set(seen.bodies), set(seen.bodies) - seen.referred
     claim(not lost, f"slot {slot}: {len(lost)} records without their large bodies")
     claim(not unused, f"slot {slot}: {len(unused)} large bodies of nobody")
-    claim(set(seen.steps) <= live, f"slot {slot}: steps of nobody")
+    claim(set(seen.steps) | set(seen.waits) <= live, f"slot {slot}: steps or waits of nobody")
     for field, wanted in (
         (b"steps", len(seen.steps)),
-        (b"large", len(seen.steps) + len(seen.referred)),
+        (b"waited", len(seen.waits)),
+        (b"suspended", sum(wait.startswith(b"w") for wait in seen.waits.values())),
+        (b"large", len(seen.steps) + len(seen.waits) + len(seen.referred)),
     ):
         counted = int(seen.slot.get(field, 0))
         claim(counted == wanted, f"slot {slot}: {counted} {field.decode()} of {wanted}")
@@ -176,11 +181,12 @@ def check_keys(
 ) -> None:
     """No key under the prefix but those that rmq/kernel/core/keys.py spells.
 
-    The keys of other topics, in `others`, are not checked.
+    The keys of other topics, in `others`, and of events are not checked.
     """
     ours = {topic_key(prefix, topic), topics_key(prefix), batches_key(prefix)}
     ours |= {topic_key(prefix, other) for other in others}
     of_others = tuple(f"{prefix}:{{{name}_".encode() for name in others)
+    of_others += (f"{prefix}:{{events:".encode(),)
     stems = [name for name in SlotKeys.__slots__ if name.endswith("_stem")]
     own = [name for name in SlotKeys.__slots__ if name in TYPES]
     for one in slots:
@@ -188,7 +194,7 @@ def check_keys(
     for key in raw.scan_iter(match=prefix + ":*", count=1000):
         known = (
             key in ours
-            or key.startswith(of_others or (b"?",))
+            or key.startswith(of_others)
             or any(key.startswith(tuple(getattr(one, name) for name in stems)) for one in slots)
         )
         claim(known, f"a stray key: {key!r}")
