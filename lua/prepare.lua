@@ -71,6 +71,7 @@ local now, now_us, none_due = nil, nil, false -- none_due: the short form found 
 --- @include "lib/clock"
 --- @include "lib/take/delivery_answer"
 --- @include "lib/take/delivery_numbers"
+--- @include "lib/take/member_runs"
 --- @include "lib/member"
 --- @include "lib/leases/receipt"
 --- @include "lib/records/record"
@@ -103,8 +104,11 @@ local accepted = tonumber(fields[ACCEPTED] or 0)
 --- @inline
 local function repeated_reply(answer)
   --- @include "lib/records/large_bodies"
-  local deadline, first_delivery, members = string.match(answer, '^(%d+):(%d+):(.*)$')
+  local deadline, first_delivery, form, members = string.match(answer, '^(%d+):(%d+)([:=])(.*)$')
   deadline, first_delivery = tonumber(deadline), tonumber(first_delivery)
+  if form == AS_RUNS then
+    members = members_of_runs(members)
+  end
   local any_large, retries, ids, taken = false, {}, {}, {}
   for i = 1, #members / MEMBER do
     local id = string.sub(members, (i - 1) * MEMBER + 1, i * MEMBER)
@@ -235,7 +239,10 @@ if first_delivery > BY_CLOCK then
   first_delivery = number_by_clock(first_delivery, now_us)
 end
 local receipts = receipts_of(batch.ids, count, deadline, first_delivery, max_retries, retries_left)
-local deliveries = delivery_answer(deadline, first_delivery, table.concat(batch.ids))
+local runs
+runs = member_runs(batch.ids, count)
+local deliveries = delivery_answer(deadline, first_delivery, runs or table.concat(batch.ids),
+  runs and AS_RUNS)
 local answer = kept_answer(call_number, now, deliveries)
 add_members(prepare, receipts, count)
 redis.call('HSET', slot, 'delivered', first_delivery + count - 1, 'takes', take_number,

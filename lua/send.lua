@@ -109,10 +109,11 @@ if head ~= '' and last_call then
   local function rests_of(from)
     return ARGV, BEFORE + from
   end
-  local batch = { head = head, members = members, rests_of = rests_of }
+  local batch = { head = head, members = members, rests_of = rests_of, session = session,
+    call_number = call_number }
   accepted, serves_sleepers = store_uniform(batch, fields, now)
 end
-local reply = { accepted, '' }
+local reply, is_remembered = { accepted, '' }, accepted
 if not accepted then
   --- @include "lib/send/store_messages"
   local given = members or ARGV
@@ -141,9 +142,10 @@ if body_names then
     drop_sent_bodies()
   end
 end
-if reply[2] == '' or string.find(reply[2], 's', 1, true) then
+local any_stored = reply[2] == '' or string.find(reply[2], 's', 1, true)
+if any_stored and not is_remembered then
   remember(call, now, reply[1] .. ':' .. reply[2])
-elseif reply[2] ~= 'F' then
+elseif not any_stored and reply[2] ~= 'F' then
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[5])
 end

@@ -28,12 +28,13 @@ local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
 --- @inline
 local function add_many(zset, scores_and_members, count)
   local packed = (count or redis.call('ZCARD', zset)) <= 128
-  if packed then
-    redis.call('ZADD', zset, 0, LONG_NAME)
-  end
   for from = 1, #scores_and_members, UNPACKED do
     local last = math.min(from + UNPACKED - 1, #scores_and_members)
-    redis.call('ZADD', zset, unpack(scores_and_members, from, last))
+    if packed and from == 1 then
+      redis.call('ZADD', zset, 0, LONG_NAME, unpack(scores_and_members, 1, last))
+    else
+      redis.call('ZADD', zset, unpack(scores_and_members, from, last))
+    end
   end
   if packed then
     redis.call('ZREM', zset, LONG_NAME)
@@ -45,11 +46,10 @@ end
 local function set_many(hash, fields_and_values)
   local packed = redis.call('HLEN', hash) <= 512
   if packed then
-    redis.call('HSET', hash, LONG_NAME, '')
-  end
-  redis.call('HSET', hash, unpack(fields_and_values))
-  if packed then
+    redis.call('HSET', hash, LONG_NAME, '', unpack(fields_and_values))
     redis.call('HDEL', hash, LONG_NAME)
+  else
+    redis.call('HSET', hash, unpack(fields_and_values))
   end
 end
 

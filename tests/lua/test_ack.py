@@ -24,6 +24,26 @@ def test_ack_removes_lease_and_record_and_nothing_else(box):
     }
 
 
+def test_an_ack_of_a_batch_keeps_one_letter_and_answers_again_with_all(box):
+    box.send(20)
+    leases = box.take(20)
+    before = box.state()
+    session = box.session()
+
+    assert box.twice(lambda: box.ack_command(leases, session)) == "1" * 20
+
+    assert box.changed(before, replay=True)[(f"replay:{session.name[1:].decode()}",)] == b"1:1"
+
+
+def test_an_ack_of_a_part_keeps_and_repeats_a_letter_for_each(box):
+    box.send(3)
+    leases = box.take(3)
+    box.ack(leases[1])
+    session = box.session()
+
+    assert box.twice(lambda: box.ack_command(leases, session)) == "101"
+
+
 def test_ack_remembers_an_id_that_its_sender_keeps(box):
     id = box.one(kept=True)
     lease = box.take_one()

@@ -417,3 +417,58 @@ def test_a_message_is_taken_at_the_end_of_its_time_limit(box):
 
     batch = box.run(command(box, box.session(), 1))
     assert (batch.ids, batch.any_waited) == ([id], True)
+
+
+@pytest.mark.parametrize(
+    ("sends", "bytes_most"),
+    [((300,), 4 * 15), ((40, 2, 60), 3 * 15), ((1,) * 30, 30 * 13), ((1, 1, 1, 80), 4 * 15)],
+    ids=["a run that crosses 256 stamps", "three runs", "single sends", "few single sends"],
+)
+def test_a_session_keeps_members_as_runs_and_replays_them_all(box, sends, bytes_most):
+    given = [id for count in sends for id in box.send(count)]
+    session = box.session()
+    first = box.run(command(box, session, len(given)))
+    before = box.state()
+    box.clock.advance(1)
+
+    again = box.run(command(box, session, len(given)))
+
+    kept = box.redis.hget(box.keys.slot, session.name)
+    assert len(kept) <= len(b"1:1234567890:1234567890:1=") + bytes_most
+    assert again.ids == first.ids == given
+    assert box.state() == before
+    assert [lease[:2] for lease in box.leases(again)] == [lease[:2] for lease in box.leases(first)]
+
+
+def test_a_replayed_run_leaves_out_what_is_no_longer_the_callers(box):
+    given = box.send(20)
+    session = box.session()
+    leases = box.leases(box.run(command(box, session, 20)))
+    box.ack(leases[7])
+
+    again = box.run(command(box, session, 20))
+
+    assert again.ids == [*given[:7], b"", *given[8:]]
+
+
+def test_the_answer_of_a_client_before_runs_is_replayed(box):
+    given = box.send(9)
+    session = box.session()
+    first = box.run(command(box, session, 9))
+    members = b"".join(map(member_of, given))
+    box.redis.hset(
+        box.keys.slot, session.name, b"1:%d:%d:1:" % (box.clock.now_ms // 1000, first.deadline_s)
+        + members,
+    )  # fmt: skip
+
+    assert box.run(command(box, session, 9)).ids == given
+
+
+def test_receipts_are_exact_for_every_delivery_number(box):
+    for _ in range(3):
+        given = box.send(1000)
+        leases = box.take(1000)
+
+        kept = box.state()["prepare"]
+        assert [kept[id] for id in given] == [lease.receipt for lease in leases]
+        assert box.ack(*leases) == "1" * 1000

@@ -21,9 +21,16 @@ local function score_at(integer, step, order)
   return score
 end
 
--- Return a score as text. 16 decimals are exact: their error is far below half of the smallest
--- step, 2^-48.
+-- From this integer part on, 14 decimals of a score are exact: a step is at least 2^-46. A lower
+-- score needs 16 decimals, since a step may be 2^-52.
+local FEWER_DECIMALS = 64
+
+-- Return a score as text, with as many decimals as are necessary: the append-only file has this
+-- text for each message.
 --- @inline
 local function score_text(integer, fraction)
+  if integer >= FEWER_DECIMALS then
+    return string.format('%d.%014d', integer, fraction * 1e14 + 0.5)
+  end
   return string.format('%d.%016d', integer, fraction * 1e16 + 0.5)
 end

@@ -5,6 +5,7 @@
 --- @include "lib/scores/counters"
 --- @include "lib/scores/score"
 --- @include "lib/records/record_bytes"
+--- @include "lib/replay"
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"
 --- @include "lib/slot_fields"
@@ -26,17 +27,21 @@ local function ordered_scores(integer, order, ids, count)
     two[n] = string.format('%02d', n)
   end
   local common, stem = -1, nil
+  local scale, format = 1e16, '%d.%010d'
+  if integer >= FEWER_DECIMALS then
+    scale, format = 1e14, '%d.%08d'
+  end
   -- false if the last scores are equal, so that each score has to be computed
   local step = ordered_score(integer, order + count) > integer and steps[integer]
   for i = 1, count do
     local fraction = step and 0.5 - (order + i) * step
       or ordered_score(integer, order + i) - integer
-    fraction = fraction * 1e16 + 0.5
+    fraction = fraction * scale + 0.5
     fraction = fraction - fraction % 1
     local last = fraction % LAST_SIX
     if fraction - last ~= common then
       common = fraction - last
-      stem = string.format('%d.%010d', integer, common / LAST_SIX)
+      stem = string.format(format, integer, common / LAST_SIX)
     end
     local last_four = last % 10000
     local last_two = last_four % 100
@@ -86,7 +91,8 @@ end
 --
 -- - batch: head, members, and rests_of, a function that gets the first and the last position. It
 --   returns a list with the rest of each record (from byte 9 on), and the place in the list before
---   the first rest
+--   the first rest. `session` and `call_number`: the session that keeps the answer; nil if the
+--   caller keeps it
 -- - fields: from read_store_fields
 local function store_uniform(batch, fields, now)
   local head, members, count = batch.head, batch.members, #batch.members
@@ -129,7 +135,12 @@ local function store_uniform(batch, fields, now)
   local may_have_marks = first_byte % CODEC_STEP >= HEADERS and not fields[OUTCOMES]
   write_records(batch, accepted, may_have_marks)
   accepted = accepted + count
-  redis.call('HSET', slot, 'accepted', accepted, 'order', order)
+  if batch.session then
+    local answer = kept_answer(batch.call_number, now, accepted .. ':')
+    redis.call('HSET', slot, 'accepted', accepted, 'order', order, batch.session, answer)
+  else
+    redis.call('HSET', slot, 'accepted', accepted, 'order', order)
+  end
   if new_front ~= front then
     redis.call('HSET', slot, 'front', new_front)
   end

@@ -7,6 +7,7 @@ the slot returns this reply.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 from collections import deque
@@ -52,7 +53,7 @@ class ReplaySessions:
 
     def _start(self) -> None:
         self._generation = process.generation
-        self._stem = os.urandom(9).hex().encode()
+        self._stem = base64.urlsafe_b64encode(os.urandom(9))  # 12 bytes, in each write of a script
         self._made = itertools.count(1)  # next() is atomic, so two threads never get the same name
         self._free = deque()
 
