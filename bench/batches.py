@@ -28,7 +28,7 @@ def batches(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     count = QUICK_MEMBERS if quick else MEMBERS
     waiting, ended, longest = list[float](), list[float](), list[float]()
     for _ in range(rounds):
-        own = Server(server.binary, *AOF, "--appendfsync", FSYNC)
+        own = Server(server.binary, *AOF)
         try:
             for found, value in zip((waiting, ended, longest), _round(own, count), strict=True):
                 found.append(value)

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from bench.child import ROOT, Child
 from bench.link import far_server
-from bench.machine import commit, placed, settle
+from bench.machine import EVERYSEC, commit, placed, settle
 from bench.measurement import Measurement, ratios_of
 from tests.faults.partition import NotPermitted
 from tests.servers import Server
 
 SECONDS, QUICK_SECONDS = 0.3, 0.05  # of each way in a round
 AWAY_MS = 0.5
-AOF = ("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")  # no rewrite during a run
+AOF = (*EVERYSEC, "--auto-aof-rewrite-percentage", "0")  # no rewrite during a run
 SERVERS_ROUNDS = 5
 CHILD = str(Path(__file__).with_name("calls_child.py"))
 
@@ -187,16 +187,13 @@ def servers(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """Measure the main rows on typical servers: without and with an AOF, and some time away."""
     left_out, callers = "", []
     with contextlib.ExitStack() as stack:
-        with server.raw() as raw:
-            settle(raw)
-        own = [server]
-        places: list[tuple[str, str, contextlib.AbstractContextManager[None]]] = [
-            ("no AOF", server.url, contextlib.nullcontext())
-        ]
-        for fsync in ("everysec", "always"):
-            own.append(Server(server.binary, *AOF, "--appendfsync", fsync))
+        own: list[Server] = []
+        places: list[tuple[str, str, contextlib.AbstractContextManager[None]]] = []
+        always = (*AOF, "--appendfsync", "always")
+        for name, options in (("no AOF", ()), ("AOF everysec", AOF), ("AOF always", always)):
+            own.append(Server(server.binary, *options))
             stack.callback(own[-1].stop)
-            places.append((f"AOF {fsync}", own[-1].url, contextlib.nullcontext()))
+            places.append((name, own[-1].url, contextlib.nullcontext()))
         try:
             far, url, reach = stack.enter_context(far_server(server.binary, AWAY_MS))
         except NotPermitted as why:

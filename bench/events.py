@@ -17,7 +17,6 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import rmq
-from bench.calls import AOF
 from bench.machine import settle
 from bench.measurement import Measurement
 from rmq.kernel.core.keys import EventKeys
@@ -48,9 +47,9 @@ def events(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """Measure signals, on a server without an AOF and on one with an AOF."""
     found: list[Measurement] = []
     with ExitStack() as stack:
-        durable = Server(server.binary, *AOF, "--appendfsync", "everysec")
-        stack.callback(durable.stop)
-        for aof, own in zip(AOFS, (server, durable), strict=True):
+        plain = Server(server.binary)
+        stack.callback(plain.stop)
+        for aof, own in zip(AOFS, (plain, server), strict=True):
             measured = [_round(own, 20 if quick else 300) for _ in range(rounds)]
             for name in ("consumer", "worker"):
                 delays = [getattr(one, name) for one in measured]

@@ -130,16 +130,24 @@ class Figures:
         least, most = min(counts), max(counts)
         return f"{most}" if least == most else f"{least} to {most}"
 
-    def caption(self, parts: Sequence[str], how: str = "least") -> str:
-        """Return a sentence with time, machine, rounds and load of the parts."""
+    def caption(self, parts: Sequence[str], how: str = "least", appendonly: str = "") -> str:
+        """Return a sentence with time, machine, rounds and load of the parts.
+
+        Args:
+            parts: Parts of the bench.
+            how: Which of the rounds are shown; "" for one run.
+            appendonly: Setting of the parts' own servers; "": that of the bench's server.
+        """
         machine, _ = self.runs[self._of[parts[0]]]
+        appendonly = appendonly or machine.get("appendonly", "no")
         servers = [name for name in ("redis-server", "valkey-server") if name in machine]
         load = self.load(*parts)
         try:
             return (
                 f"{machine['date']}, commit {machine.get('commit') or 'unknown'}, "
                 f"{machine['cpu']}, {servers[0]} {machine[servers[0]]} with "
-                f"{machine['allocator']}, Python {machine['python']}, redis-py "
+                f"{machine['allocator']}, appendonly {appendonly}, "
+                f"Python {machine['python']}, redis-py "
                 f"{machine['redis-py']}, hiredis {machine['hiredis']}; "
                 f"load before the run {machine['load before']}, of others meanwhile "
                 + ("unknown." if load is None else f"{load:.2f}.")

@@ -23,18 +23,23 @@ from tests.servers import Server, engines
 # Files that affect speed; pages and results of earlier runs do not.
 _MEASURED = ("rmq", "lua", "bench", "tests", ":!*.md", ":!bench/results")
 _PR_SET_CHILD_SUBREAPER = 36
+# An append-only file that is synced each second, as in production. Redis rewrites it rarely, so few
+# rounds include a rewrite, and the size of the file has a limit.
+EVERYSEC = (
+    "--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-min-size", "4gb",
+)  # fmt: skip
 REPLY_S = 60.0  # longest wait of a plain client; redis-py's 5 s are too short on a busy machine
 
 
 @contextlib.contextmanager
 def server(engine: str | None = None) -> Iterator[Server]:
-    """Start a server on loopback TCP without persistence, from PATH or else pip's newest.
+    """Start a server on loopback TCP with `appendfsync everysec`, from PATH or else pip's newest.
 
     Args:
         engine: Name and version of another engine, as in `engines`: "valkey-9.1".
     """
     preferred = shutil.which("redis-server") or list(engines().values())[-1]
-    own = Server(engines()[engine] if engine else preferred)
+    own = Server(engines()[engine] if engine else preferred, *EVERYSEC)
     try:
         yield own
     finally:
@@ -84,6 +89,13 @@ def commit(checkout: Path = ROOT) -> str:
         return ""
 
 
+def _appendonly(raw: redis.Redis) -> str:
+    """Return "no", or "yes" and when the append-only file is synced."""
+    settings: dict[str, str] = raw.config_get("append*")
+    fsync = f", {settings['appendfsync']}" if settings["appendonly"] == "yes" else ""
+    return settings["appendonly"] + fsync
+
+
 def description(raw: redis.Redis) -> dict[str, str]:
     """Return the facts that are needed to compare two runs."""
     return {
@@ -94,6 +106,7 @@ def description(raw: redis.Redis) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **_engine(raw),
+        "appendonly": _appendonly(raw),
         "allocator": str(raw.info("memory")["mem_allocator"]),
         "redis-py": version("redis"),
         "hiredis": version("hiredis"),

@@ -39,12 +39,14 @@ class Block:
         parts: Parts of the bench, all of which are needed.
         make: Function that returns the Markdown.
         how: Which of the rounds the caption names: "" for one run; None: no caption.
+        appendonly: Setting of the part's own servers; "": that of the bench's server.
     """
 
     page: str
     parts: tuple[str, ...]
     make: Callable[[Figures], str]
     how: str | None = "least"
+    appendonly: str = ""
 
 
 def charts(figures: Figures) -> str:
@@ -66,12 +68,12 @@ BLOCKS = {
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table),
     "client": Block(CAPACITY, ("throughput", "drain", "concurrency"), tables.client, MEDIAN),
-    "backlog": Block(CAPACITY, ("backlog",), backlog, ""),
+    "backlog": Block(CAPACITY, ("backlog",), backlog, "", "yes, everysec"),
     "cluster": Block(CAPACITY, ("cluster",), tables.cluster, MEDIAN),
     "throughput": Block(README, ("throughput",), tables.throughput, MEDIAN),
     "streams": Block(README, ("drain", "throughput", "growth"), tables.streams, MEDIAN),
     "concurrency": Block(README, ("concurrency",), tables.concurrency, MEDIAN),
-    "servers": Block(README, ("servers",), tables.servers, MEDIAN),
+    "servers": Block(README, ("servers",), tables.servers, MEDIAN, "as each column says"),
     "others": Block(README, tables.OTHERS, tables.others, MEDIAN),
     "shorts": Block(README, (*_MAIN, "growth", *tables.OTHERS), tables.shorts, MEDIAN),
     "cost": Block(README, ("cost",), tables.cost),
@@ -164,7 +166,8 @@ def update(figures: Figures, root: Path, source: str = "", found: Sequence[str] 
             continue
         content = block.make(figures)
         if block.how is not None:
-            caption = wrapped(f"{mark}{source}{figures.caption(block.parts, block.how)}")
+            caption = figures.caption(block.parts, block.how, block.appendonly)
+            caption = wrapped(f"{mark}{source}{caption}")
             content = f"{caption}\n\n{content}"
         pages[block.page] = fill(pages[block.page], name, content)
     for page, text in pages.items():

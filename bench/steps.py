@@ -14,7 +14,6 @@ from typing import NamedTuple
 import redis
 
 import rmq
-from bench.calls import AOF
 from bench.cost.spending import SCRIPTS, Meter, read_stats
 from bench.machine import settle
 from bench.measurement import Measurement
@@ -44,12 +43,12 @@ def steps(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """Measure steps with values of 100 bytes."""
     found: list[Measurement] = []
     with ExitStack() as stack:
-        durable = Server(server.binary, *AOF, "--appendfsync", "everysec")
-        stack.callback(durable.stop)
-        for aof, own in zip(AOFS, (server, durable), strict=True):
+        plain = Server(server.binary)
+        stack.callback(plain.stop)
+        for aof, own in zip(AOFS, (plain, server), strict=True):
             measured = [_round(own, FEW, 20 if quick else 200) for _ in range(rounds)]
             found += _rows(f"a step, {aof}", measured, TIME_US)
-        measured = [_round(server, MANY, 1 if quick else 4) for _ in range(rounds)]
+        measured = [_round(plain, MANY, 1 if quick else 4) for _ in range(rounds)]
         found += _rows(f"each of {MANY} steps, {AOFS[0]}", measured, None)
     return found
 

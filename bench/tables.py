@@ -19,7 +19,8 @@ VERBS = ("send", "take", "ack")
 RARER = ("nack", "release", "stage", "publish", "query_take", "query_settle")
 BATCHES = tuple(CALLS)
 LIVES = {"redis": "Redis", "commands": "in commands", "script": "in the script",
-         "cpu": "CPU of Redis", "calls": "calls", "client": "CPU of the client"}  # fmt: skip
+         "cpu": "CPU of Redis", "calls": "calls", "client": "CPU of the client",
+         "aof": "AOF bytes"}  # fmt: skip
 assert list(LIVES) == list(COLUMNS)
 
 
@@ -53,6 +54,19 @@ def rarer_verbs(figures: Figures) -> str:
     )
 
 
+def aof(figures: Figures) -> str:
+    """Return the bytes that each verb appends to the AOF, by kind and batch, with the body."""
+    rows = [(verb, kind) for kind in KINDS for verb in VERBS]
+    rows += [(verb, "plain") for verb in RARER] + [("merge", "merged")]
+    return markdown(
+        ["AOF bytes", *map(str, BATCHES)],
+        (
+            [f"`{verb}`, {kind}", *(spaced(figures.cost(verb, kind, k, "aof")) for k in BATCHES)]
+            for verb, kind in rows
+        ),
+    )
+
+
 def lives(figures: Figures) -> str:
     """Return all columns of a whole life, for RMQ and the queues it is compared with."""
     return markdown(
@@ -79,7 +93,9 @@ def memory(figures: Figures) -> str:
 
 def cost(figures: Figures) -> str:
     """Return all tables of the part cost."""
-    return "\n\n".join([verbs(figures), rarer_verbs(figures), lives(figures), memory(figures)])
+    return "\n\n".join(
+        [verbs(figures), rarer_verbs(figures), lives(figures), aof(figures), memory(figures)]
+    )
 
 
 def lone(figures: Figures) -> str:

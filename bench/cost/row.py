@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.measurement import Measurement
 
-# Column -> its heading. All values are for one message, in us except `calls`.
+# Column -> its heading. All values are for one message, in us except `calls` and `aof`.
 COLUMNS = {
     "redis": "Redis",  # time of scripts, or of plain commands if there is no script
     "commands": "commands",  # share of the commands that scripts call
@@ -16,6 +16,7 @@ COLUMNS = {
     "cpu": "CPU",  # CPU time of the server's main thread
     "calls": "calls",  # commands, called by scripts or by the client
     "client": "client",  # CPU time of the client
+    "aof": "AOF B",  # bytes of the append-only file, with the body
 }
 
 

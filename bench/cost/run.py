@@ -114,6 +114,8 @@ def cost(
     """
     selection = selection or Selection(depth=10_000 if quick else DEPTH)
     with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):
+        raw.config_set("auto-aof-rewrite-percentage", 0)  # the file only grows: its bytes count
+        stack.callback(raw.config_set, "auto-aof-rewrite-percentage", 100)
         settle(raw)
         sides: list[Side] = []
         if against:

@@ -38,6 +38,7 @@ class Spent:
         commands: Number of these commands.
         cpu_us: CPU time of the server's main thread.
         client_us: CPU time of the client's thread.
+        aof_bytes: Bytes that the server appended to its append-only file.
     """
 
     messages: int = 0
@@ -46,6 +47,7 @@ class Spent:
     commands: int = 0
     cpu_us: float = 0
     client_us: float = 0
+    aof_bytes: float = 0
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -62,6 +64,7 @@ class Spent:
             "cpu": self.cpu_us,
             "calls": self.commands,
             "client": self.client_us,
+            "aof": self.aof_bytes,
         }
         return {name: value / self.messages for name, value in columns.items()}
 
@@ -94,6 +97,12 @@ def cpu_us(raw: redis.Redis) -> float:
     return float(seconds) * 1e6
 
 
+def aof_bytes(raw: redis.Redis) -> int:
+    """Return the size of a server's append-only file, with what is not written yet; 0 without."""
+    info = raw.info("persistence")
+    return int(info.get("aof_current_size", 0)) + int(info.get("aof_buffer_length", 0))
+
+
 class Meter:
     """Adds up the costs of one round, by verb."""
 
@@ -108,11 +117,13 @@ class Meter:
     def measure(self, verb: str, messages: int) -> Iterator[None]:
         """Count the work inside `with` for a verb on `messages` messages."""
         before = self._stats()
+        before_bytes = aof_bytes(self._raw)
         before_us = cpu_us(self._raw)  # read last here and first below, to exclude other readings
         began = time.thread_time()
         yield
         client_us = (time.thread_time() - began) * 1e6
         redis_us = cpu_us(self._raw) - before_us
         script_us, command_us, commands = split(before, self._stats())
-        spent = Spent(messages, script_us, command_us, commands, redis_us, client_us)
+        appended = aof_bytes(self._raw) - before_bytes
+        spent = Spent(messages, script_us, command_us, commands, redis_us, client_us, appended)
         self.spent[verb] = self.spent.get(verb, Spent()) + spent

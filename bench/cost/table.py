@@ -15,7 +15,8 @@ from bench.measurement import Measurement
 EXPLANATION = (
     "For one message, least of the rounds; us, but for `calls`. Redis: time of the scripts, of "
     "which in the commands that they call, and in the script itself; CPU: of the server's main "
-    "thread; calls: commands; client: CPU of the client's thread."
+    "thread; calls: commands; client: CPU of the client's thread; AOF B: bytes of the append-only "
+    "file, with the body."
 )
 
 

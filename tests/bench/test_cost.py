@@ -26,11 +26,12 @@ def test_the_commands_that_a_script_calls_are_taken_off_its_own_time() -> None:
     }  # fmt: skip
 
     script_us, command_us, commands = split(before, after)
-    each = Spent(20, script_us, command_us, commands, cpu_us=160, client_us=60).each()
+    each = Spent(20, script_us, command_us, commands, 160, 60, aof_bytes=4000).each()
 
     assert (script_us, command_us, commands) == (100, 40, 6)
     assert each == {
-        "redis": 5.0, "commands": 2.0, "script": 3.0, "cpu": 8.0, "calls": 0.3, "client": 3.0
+        "redis": 5.0, "commands": 2.0, "script": 3.0, "cpu": 8.0, "calls": 0.3, "client": 3.0,
+        "aof": 200.0,
     }  # fmt: skip
 
 
@@ -41,7 +42,8 @@ def test_without_a_script_commands_are_all_there_is() -> None:
 
 
 def test_spending_adds_up() -> None:
-    assert Spent(1, 2, 3, 4, 5, 6) + Spent(10, 20, 30, 40, 50, 60) == Spent(11, 22, 33, 44, 55, 66)
+    one, ten = Spent(1, 2, 3, 4, 5, 6, 7), Spent(10, 20, 30, 40, 50, 60, 70)
+    assert one + ten == Spent(11, 22, 33, 44, 55, 66, 77)
 
 
 def test_the_stats_of_redis_py_are_read() -> None:

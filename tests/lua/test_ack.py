@@ -35,6 +35,32 @@ def test_an_ack_of_a_batch_keeps_one_letter_and_answers_again_with_all(box):
     assert box.changed(before, replay=True)[(f"replay:{session.name[1:].decode()}",)] == b"1:1"
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (3, 4, 5, 0, 1, 2), (5, 0, 3, 2, 4, 1)])
+def test_an_ack_of_all_receipts_of_a_range_removes_them_and_no_others(box, order, known):
+    box.send(9)
+    before_them = box.take(1)
+    taken = box.take(3) + box.take(3)
+    box.take(2)
+    box.redis.config_resetstat()
+
+    assert box.ack(*[taken[n] for n in order], known=known) == "1" * 6
+
+    assert box.redis.info("commandstats").keys() & {"cmdstat_zrem"} == set()
+    assert len(box.order("prepare")) == 3
+    assert before_them[0].id in box.order("prepare")
+
+
+@pytest.mark.parametrize("acked", [(0, 1, 3, 4), (4, 1, 0), (0, 2)])
+def test_an_ack_of_some_receipts_of_a_range_leaves_the_others(box, acked):
+    box.send(5)
+    taken = box.take(5)
+
+    assert box.ack(*[taken[n] for n in acked]) == "1" * len(acked)
+
+    assert box.order("prepare") == [taken[n].id for n in range(5) if n not in acked]
+
+
 def test_an_ack_of_a_part_keeps_and_repeats_a_letter_for_each(box):
     box.send(3)
     leases = box.take(3)

@@ -106,7 +106,7 @@ def test_a_long_number_has_a_name():
             for line in code_of(part).splitlines():
                 bare = re.sub(r"'[^'\n]*'", "", constant.sub("", line))
 
-                assert not re.search(r"(?<![\w.])(\d{6,}|\de\d+)\b", bare.replace("1e16", "")), line
+                assert not re.search(r"(?<![\w.])(\d{6,}|\de\d+)\b", bare), line
 
 
 def test_a_field_that_is_read_with_others_has_a_name():

@@ -49,7 +49,8 @@ def test_take_in_order_marks_the_slot_and_nothing_else_than_a_plain_one(box):
         ("prepare", given[0]): deadline * 1000 + 16 + 1 / 2048,
         ("prepare", given[1]): deadline * 1000 + 16 + 2 / 2048,
         (f"replay:{session.name[1:].decode()}",): b"1:%d:1=" % deadline
-        + member_of(given[0]) + b"\0\2",
+        + member_of(given[0])
+        + b"\0\2",
     }
 
 

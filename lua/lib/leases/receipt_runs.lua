@@ -93,6 +93,24 @@ local function find_valid(runs, count, from)
   return valid_ids, table.concat(letters), positions
 end
 
+-- Return the lowest and the highest receipt of valid deliveries, if the PrepareQueue has no others
+-- between them; else nil.
+--- @inline
+local function range_of_runs(runs, count)
+  local low, high = math.huge, 0
+  for r = 1, runs do
+    local place = place_of_run(r)
+    local receipt = tonumber(ARGV[place + 1])
+    low = math.min(low, receipt)
+    high = math.max(high, receipt + (tonumber(ARGV[place]) - 1) * STEP)
+  end
+  local first, last = string.format('%.17g', low), string.format('%.17g', high)
+  if redis.call('ZCOUNT', prepare, first, last) ~= count then
+    return nil, nil
+  end
+  return first, last
+end
+
 -- Find the valid receipts. Return their ids, each once; a letter for every delivery, 1 valid or 0;
 -- the positions of the valid ids, or nil if all are valid; and the lowest and the highest receipt
 -- if the PrepareQueue has exactly these deliveries in this range, else nil.
@@ -101,15 +119,19 @@ end
 --- @inline
 local function verify_runs(runs, count, from, delivered)
   local are_valid, ids, letters, positions
+  local low, high = nil, nil
   are_valid = are_runs_valid(runs, count, from, delivered)
   if not are_valid then
     ids, letters, positions = find_valid(runs, count, from)
-    return ids, letters, positions, nil, nil
   end
-  local low, high = nil, nil
-  if runs == 1 then
+  if are_valid and runs == 1 then
     low = ARGV[RUNS_FROM + 1]
     high = string.format('%.17g', tonumber(low) + (count - 1) * STEP)
+  elseif count > 1 and (are_valid or #ids == count) then
+    low, high = range_of_runs(runs, count)
+  end
+  if not are_valid then
+    return ids, letters, positions, low, high
   end
   return { unpack(ARGV, from, from + count - 1) }, string.rep('1', count), nil, low, high
 end

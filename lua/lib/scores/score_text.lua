@@ -24,13 +24,14 @@ end
 -- From this integer part on, 14 decimals of a score are exact: a step is at least 2^-46. A lower
 -- score needs 16 decimals, since a step may be 2^-52.
 local FEWER_DECIMALS = 64
+local DECIMALS_14, DECIMALS_16 = 1e14, 1e16
 
 -- Return a score as text, with as many decimals as are necessary: the append-only file has this
 -- text for each message.
 --- @inline
 local function score_text(integer, fraction)
   if integer >= FEWER_DECIMALS then
-    return string.format('%d.%014d', integer, fraction * 1e14 + 0.5)
+    return string.format('%d.%014d', integer, fraction * DECIMALS_14 + 0.5)
   end
-  return string.format('%d.%016d', integer, fraction * 1e16 + 0.5)
+  return string.format('%d.%016d', integer, fraction * DECIMALS_16 + 0.5)
 end

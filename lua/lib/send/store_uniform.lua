@@ -27,9 +27,9 @@ local function ordered_scores(integer, order, ids, count)
     two[n] = string.format('%02d', n)
   end
   local common, stem = -1, nil
-  local scale, format = 1e16, '%d.%010d'
+  local scale, format = DECIMALS_16, '%d.%010d'
   if integer >= FEWER_DECIMALS then
-    scale, format = 1e14, '%d.%08d'
+    scale, format = DECIMALS_14, '%d.%08d'
   end
   -- false if the last scores are equal, so that each score has to be computed
   local step = ordered_score(integer, order + count) > integer and steps[integer]
