@@ -91,9 +91,10 @@ def commit(checkout: Path = ROOT) -> str:
 
 def _appendonly(raw: redis.Redis) -> str:
     """Return "no", or "yes" and when the append-only file is synced."""
-    settings: dict[str, str] = raw.config_get("append*")
-    fsync = f", {settings['appendfsync']}" if settings["appendonly"] == "yes" else ""
-    return settings["appendonly"] + fsync
+    settings = raw.config_get("append*")
+    if settings["appendonly"] != "yes":
+        return "no"
+    return f"yes, {settings['appendfsync']}"
 
 
 def description(raw: redis.Redis) -> dict[str, str]:

@@ -44,7 +44,7 @@ class Peer:
     unsettled: Callable[[redis.Redis], Any] | None = None
     kind: str = "python"
     table: str = ""
-    durable: str = "nothing (Redis without an AOF)"
+    durable: str = "all but the last second (Redis with an AOF, everysec)"
     python: tuple[int, int] = (3, 11)
 
     @property
