@@ -7,9 +7,8 @@ the slot returns this reply.
 
 from __future__ import annotations
 
-import base64
 import itertools
-import os
+import secrets
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +52,7 @@ class ReplaySessions:
 
     def _start(self) -> None:
         self._generation = process.generation
-        self._stem = base64.urlsafe_b64encode(os.urandom(9))  # 12 bytes, in each write of a script
+        self._stem = secrets.token_urlsafe(9).encode()  # 12 bytes, which each write of a script has
         self._made = itertools.count(1)  # next() is atomic, so two threads never get the same name
         self._free = deque()
 
