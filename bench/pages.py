@@ -77,6 +77,7 @@ BLOCKS = {
     "others": Block(README, tables.OTHERS, tables.others, MEDIAN),
     "shorts": Block(README, (*_MAIN, "growth", *tables.OTHERS), tables.shorts, MEDIAN),
     "cost": Block(README, ("cost",), tables.cost),
+    "aof": Block(README, ("cost",), tables.aof),
     "lone": Block(README, ("lone",), tables.lone, MEDIAN_ALONE),
     "peers": Block(README, ("peers",), tables.peers, MEDIAN),
 }

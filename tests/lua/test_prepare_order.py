@@ -357,3 +357,33 @@ def test_timed_priority_that_is_first_again_leaves_those_that_have_joined(make_b
 
     assert "timed_priority" not in box.state()["slot"]
     assert box.drained() == [later, joined]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 6, 9])
+def test_a_take_of_due_messages_removes_these_and_no_others(box, limit):
+    retried, given_back, behind = box.one(), box.one(due=1), box.one(priority=20)
+    box.clock.advance(0.5)
+    box.nack(*[lease for lease in box.take(2) if lease.id in (retried, given_back)], wait_ms=0)
+    due = [box.one(due=n) for n in (10, 20, 30)]
+    later = box.one(due=60_000)
+    box.clock.advance(0.1)
+    before = box.order()
+
+    taken = [lease.id for lease in box.take(limit)]
+
+    left = box.order()
+    assert set(left) == set(before) - set(taken)
+    assert len(taken) == min(limit, len(before) - 1)
+    assert later in left
+    assert set(taken[: min(limit, 4)]) <= {given_back, *due, retried, behind}
+
+
+def test_a_take_of_due_messages_does_not_name_them_to_remove_them(box):
+    given = [box.one(due=n) for n in range(1, 21)]
+    box.one(priority=20)
+    box.clock.advance(0.1)
+    box.redis.config_resetstat()
+
+    assert [lease.id for lease in box.take(20)] == given
+    # The one ZREM is that of add_many, in the PrepareQueue.
+    assert box.redis.info("commandstats")["cmdstat_zrem"]["calls"] == 1

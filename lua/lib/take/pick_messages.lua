@@ -208,6 +208,7 @@ end
 --
 -- Returns a batch for take_messages. It has also
 -- - on_top: how many of its first messages have the highest scores below due and timed messages
+-- - due_first: how many of its first messages are the earliest due messages, without others between
 -- - promoted: how many due messages joined their priority
 -- - is_cut: whether there may be more due messages, which were not looked at; or nil
 --- @inline
@@ -218,7 +219,7 @@ local function pick_messages(take, limit, any_failed)
   -- A larger table is slower. Few takes add the other fields.
   local batch = {
     ids = {}, records = false, count = 0, retries_left = false, any_large = false, more = false,
-    on_top = 0, promoted = 0,
+    on_top = 0, due_first = 0, promoted = 0,
   }
   if retries_first then
     local fewest = take.number % FEWEST_EVERY == 0 and not ordered
@@ -251,6 +252,9 @@ local function pick_messages(take, limit, any_failed)
   end
   if is_sorted and #batch.ids == 0 and (due_last or #due == 0) then
     batch.on_top = #prioritized
+  end
+  if #batch.ids == 0 and not due_last and batch.promoted == 0 then
+    batch.due_first = #due
   end
   for l = 1, 2 do
     local picked = l == 1 and first or second

@@ -51,6 +51,7 @@ local function skip_limited(take, batch)
   end
   batch.ids, batch.retries_left, batch.key_state = ids, retries_left, keys
   batch.on_top = skipped and 0 or batch.on_top
+  batch.due_first = skipped and 0 or batch.due_first
   if #keys.set_back > 0 then
     allow_oom(store)
     redis.call('ZADD', rates, unpack(keys.set_back))

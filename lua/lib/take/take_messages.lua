@@ -160,12 +160,16 @@ local function read_records(batch, chunk)
 end
 
 -- Remove the first `count` messages of a batch from the StoreQueue. A range of ranks costs a third
--- of a list of members. `above`: nil, or the number of due and timed messages, which rank above.
+-- of a list of members, and the append-only file gets no member. `above`: nil, or the number of due
+-- and timed messages, which rank above.
 --- @inline
 local function remove_picked(batch, count, above)
   if batch.on_top >= count then
     local higher = above or redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
     redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)
+  elseif batch.due_first >= count then
+    local lower = redis.call('ZCOUNT', store, '-inf', BELOW_PRIORITY_END)
+    redis.call('ZREMRANGEBYRANK', store, lower, lower + count - 1)
   else
     -- This removes nothing. But a user of Redis that may only produce may not call the command, so
     -- such a user cannot take messages.
