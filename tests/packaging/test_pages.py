@@ -66,6 +66,11 @@ PAGES = {
     "docs/how-it-works.md": 0,
     "docs/kubernetes.md": 1,
 }
+PAGES_OF_FIGURES = [
+    str(page.relative_to(ROOT))
+    for page in MARKDOWN
+    if "python -m bench" in page.read_text() and page.name != "CONTRIBUTING.md"
+]
 ELSEWHERE = {  # pages whose blocks another test runs
     "docs/dead-letters.md": "tests/integration/test_dead_letter_pages.py",
     "docs/embedding.md": "tests/server/test_embedding.py",
@@ -334,3 +339,26 @@ def test_a_cell_without_a_source_is_found() -> None:
     assert without_source(table) == []
     assert without_source(table.replace("[yes][one]", "yes")) == ["yes", "one"]
     assert without_source(table.replace("[one]:", "[two]:")) == ["one", "two"]
+
+
+def without_appendonly(text: str) -> list[str]:
+    """Return the captions of tables of figures, and mentions of the bench, without `appendonly`."""
+    captions = re.findall(r"<!-- bench: \w+ -->\n(.*?)\n\n", text, re.DOTALL)
+    lacking = [caption for caption in captions if "jemalloc" in caption]
+    lacking = [caption for caption in lacking if "appendonly" not in " ".join(caption.split())]
+    mentions = re.findall(r"python -m bench\S*", text)
+    is_said = re.search(r"appendonly|append-only file|\bAOF\b", text)
+    return lacking + ([] if is_said else mentions)
+
+
+@pytest.mark.parametrize("page", PAGES_OF_FIGURES)
+def test_a_page_of_figures_says_whether_redis_had_an_append_only_file(page: str) -> None:
+    assert without_appendonly((ROOT / page).read_text()) == []
+
+
+def test_a_page_without_its_appendonly_is_found() -> None:
+    caption = "2026-11-28, redis-server 7.0.15 with jemalloc-5.3.0, appendonly no, Python"
+    page = f"`python -m bench`\n<!-- bench: cost -->\n{caption}\n\n| a |\n<!-- end -->\n"
+    assert without_appendonly(page) == []
+    wrong = page.replace("appendonly no, ", "")
+    assert without_appendonly(wrong) == [caption.replace("appendonly no, ", ""), "python -m bench`"]
