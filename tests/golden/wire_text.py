@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import base64
 import hashlib
 import re
 import uuid
@@ -178,8 +179,10 @@ class Text:
 
 
 def _forms(drawn: bytes) -> set[bytes]:
-    """Return what is sent of a random number: its bytes, its digits, a UUID of it."""
+    """Return what is sent of a random number: its bytes, its digits, base64, a UUID of it."""
     forms = {drawn, drawn.hex().encode()}
+    if len(drawn) == 9:
+        forms.add(base64.urlsafe_b64encode(drawn))  # names of sessions
     if len(drawn) == 16:
         forms.add(uuid.UUID(bytes=drawn, version=4).hex.encode())
     return forms
