@@ -9,10 +9,13 @@ interpreters: the fixture `real_heartbeats`, and most of `faults/` (see its conf
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -37,7 +40,17 @@ def _fork(fd: int) -> Any:
     return Forked(*words, stdin=subprocess.PIPE, stderr=2, pass_fds=[fd], text=False)
 
 
+def forks_of(worker: int) -> list[psutil.Process]:
+    """Return the living forks that are heartbeats of a worker's process."""
+    found = []
+    for path in Path(tempfile.gettempdir()).glob(f"heartbeat-{worker}-*"):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(int(path.name.rpartition("-")[2])))
+    return found
+
+
 def main(worker: str, fd: str) -> None:
+    Path(tempfile.gettempdir(), f"heartbeat-{worker}-{os.getpid()}").touch()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.setsid()

@@ -16,8 +16,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 # Files whose tests look at heartbeats, or at what a heartbeat does when its worker dies or stops.
 OF_HEARTBEATS = {
-    "test_cancel_kill", "test_frozen", "test_large_body_storms", "test_line_controls",
-    "test_sentinel", "test_worker_controls", "test_worker_handed_over", "test_worker_kill",
+    "test_frozen", "test_large_body_storms", "test_line_controls",
+    "test_sentinel", "test_worker_controls", "test_worker_kill",
     "test_worker_redis", "test_worker_stop",
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 import rmq
+from tests import heartbeats
 from tests.faults.process import PATIENCE_S, Process
 from tests.faults.worker_account import Account, Event, account, events
 from tests.faults.worker_child import Book
@@ -42,7 +43,7 @@ class Child(Process):
                 for one in psutil.Process(self.pid).children():
                     if "rmq.worker.heartbeat.renewer" in " ".join(one.cmdline()):
                         return one
-            return None
+            return next(filter(alive, heartbeats.forks_of(self.pid)), None)
 
         found: psutil.Process = wait_for(look, f"a heartbeat of {self.pid}: {self.stderr_text()}")
         self._heartbeats.add(found)
