@@ -40,7 +40,7 @@ def test_large_bodies_survive_connections_that_are_cut(
     judge(load, fired, f"CLIENT KILL, bodies of 256 KiB, {'async' if is_async else 'sync'}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the test above cuts connections; test_storms.py loses replies
 @pytest.mark.fault("F8")
 def test_large_bodies_survive_replies_that_are_lost(ours: Server, name: str) -> None:
     verbs = ("send", "prepare", "HMGET", "ack")

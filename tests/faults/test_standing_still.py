@@ -170,7 +170,7 @@ def test_seeds_are_played_storm_by_storm_and_their_table_is_told(
     assert told.err == ""  # no progress in a pipe
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # 3 s of CPU for a tool of `make storms`
 def test_a_process_that_plays_leaves_no_file() -> None:
     environ = {k: v for k, v in os.environ.items() if k != leaks.RUN}  # a run of its own
     words = [sys.executable, "-m", "tests.faults.seeds", "--storm", "lines", "--seeds", "1"]

@@ -133,7 +133,7 @@ def test_nothing_is_lost_and_nothing_is_left_in_the_store(
     assert swept.objects <= 4 * kills  # of sends that were killed before they landed
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a control that needs many kills; the storm above is not slow
 def test_an_object_that_is_removed_before_its_ack_is_noticed(storm: Storm, name: str) -> None:
     """Negative control. A kill has to come between the removal and the ack: it may take tries."""
     for _ in range(5):

@@ -250,7 +250,7 @@ def test_a_console_that_is_killed_comes_back_with_its_history_and_jobs(
         client.admin.job_stop(job.id)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # a script of the page; without a browser nothing of it can be shown
 def test_a_page_that_is_no_longer_live_says_so_in_red_and_how_old_it_is(
     browser: Any, own_server: Redis, prefix: str
 ) -> None:
