@@ -110,5 +110,6 @@ def asked_rows(text: str | None) -> list[Row]:
     wanted = [word.strip().upper() for word in text.split(",")]
     unknown = set(wanted) - {row.number for row in ROWS}
     if unknown:
-        raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are F0 to F36")
+        named, last = ", ".join(sorted(unknown)), ROWS[-1].number
+        raise SystemExit(f"no such row: {named}; there are {ROWS[0].number} to {last}")
     return [row for row in ROWS if row.number in wanted]

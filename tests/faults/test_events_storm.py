@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -44,14 +45,14 @@ def test_each_message_continues_once_for_each_wait(place: str, name: str, tmp_pa
         ("event-before-the-wait-ignored", "it does not end"),
         ("delivered-twice", "doubled"),
         ("woken-without-the-event", "no event"),
-        ("last-signal-wins", "other bodies"),
+        ("last-signal-wins", "other bodies|stored twice"),
         ("timed-out-early", "timed out early"),
     ],
 )
 def test_broken_variants_are_found(name: str, tmp_path: Path, broken: str, what: str) -> None:
     found = broken_storm(name, tmp_path, broken)
 
-    assert any(what in each for each in found.wrong), found
+    assert any(re.search(what, each) for each in found.wrong), found
 
 
 def broken_storm(name: str, folder: Path, broken: str) -> Found:
