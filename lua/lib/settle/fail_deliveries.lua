@@ -1,6 +1,7 @@
 -- Give failed deliveries back, for nack, rollback and query_fail.
---- @needs prepare failures
+--- @needs failures
 --- @include "lib/dead_letters/dead_letters"
+--- @include "lib/leases/remove_leases"
 --- @include "lib/settle/attempts"
 --- @include "lib/settle/signal_given_back"
 --- @include "lib/settle/retry"
@@ -102,7 +103,7 @@ end
 local function fail_deliveries(failed, fields, now, now_us)
   local places = fields[ORDERED] and read_places(fields[ORDERED])
   math.randomseed(now_us % SEED_MOST)
-  redis.call('ZREM', prepare, unpack(failed.ids))
+  remove_leases(failed.ids, failed.receipts)
   local letters, died, later, leaving = store_retries(failed, fields, places, now)
   local dead_count = died and #died.ids or 0
   local leave, hold

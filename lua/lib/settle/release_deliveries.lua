@@ -1,5 +1,6 @@
 -- Give deliveries back that were not worked on, for release, lease_release and query_release.
---- @needs slot store prepare records failures
+--- @needs slot store records failures
+--- @include "lib/leases/remove_leases"
 --- @include "lib/scores/score"
 --- @include "lib/scores/timed_score"
 --- @include "lib/settle/signal_given_back"
@@ -51,7 +52,7 @@ local function release_deliveries(released, fields, wait, now)
     leave, hold = given_back_functions()
   end
   local let_next_out = leave and wait > 0 and leave(ids, nil, later)
-  redis.call('ZREM', prepare, unpack(ids))
+  remove_leases(ids, receipts)
   redis.call('ZADD', store, unpack(add))
   if let_next_out then
     let_next_out()
