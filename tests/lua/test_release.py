@@ -305,7 +305,9 @@ def test_messages_are_suspended_at_maxmemory(tight):
     assert tight.state()["waits"] == {id: tight.clock.now_ms}
 
 
-@pytest.mark.parametrize("given_back", [(1, 2, 3), (3, 1, 2), (1, 3), (0, 4), (2,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize(
+    "given_back", [(1, 2, 3), (3, 1, 2), (1, 3), (0, 4), (2,), (0, 1, 2, 3, 4)]
+)
 @pytest.mark.parametrize("verb", ["release", "nack"])
 def test_given_back_deliveries_leave_and_all_others_stay(box, verb, given_back):
     given = box.send(5)
