@@ -8,6 +8,7 @@ GeneratorExit is raised at its `yield`, so that the handler can release the mess
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -17,9 +18,12 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rmq.errors import RMQError
 from rmq.http_framework import problems
 from rmq.http_framework.connection import Connection
 from rmq.http_framework.operation import MEDIA_TYPE, SEND_S
+
+log = logging.getLogger("rmq")
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -82,5 +86,9 @@ class LongAnswer(Response):
                 await send({"type": "http.response.body", "body": lines, "more_body": True})
             if not await self._connection.written(SEND_S):
                 return
-            page = await anext(self._pages, None)
+            try:
+                page = await anext(self._pages, None)
+            except RMQError as error:  # the client connects again, and gets the error then
+                log.info("request %s: the stream ends: %s", self._request_id, error)
+                page = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})

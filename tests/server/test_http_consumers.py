@@ -388,18 +388,19 @@ def test_a_topic_that_does_not_exist_is_told_and_is_not_created(
     assert client.admin.topics() == []
 
 
-def test_an_outage_of_redis_is_told_to_the_polls(
+def test_an_outage_of_redis_is_told_to_polls_and_ends_streams(
     own_server: Redis, prefix: str, open_polls: Callable[[], int]
 ) -> None:
     with rmq.Client(own_server.url, prefix=prefix) as client:
         client.topic("orders").open()
     with serving(own_server.url, prefix) as running:
         consumer = Consumer(running.url)
-        waiting = consumer.begin("receive", {"wait": 20})
-        until(lambda: open_polls() == 1, "the poll")
+        waiting, stream = consumer.begin("receive", {"wait": 20}), consumer.stream()
+        until(lambda: open_polls() == 2, "the poll and the stream")
         own_server.kill()
 
         status, body = answer_of(waiting)
+        assert stream.read().strip() == b""  # a whole answer: the stream has an end
 
     assert (status, body["type"]) == (503, "urn:rmq:error:unavailable")
     waiting.close()
