@@ -8,8 +8,6 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from rmq.http_framework.problems import ApiError
-
 BUCKETS_MAX = 10_000  # size of a table; the bucket that was used longest ago is dropped
 
 
@@ -74,6 +72,8 @@ class LongPolls:
         Raises:
             ApiError: The token has too many, or all tokens together have.
         """
+        from rmq.http_framework.problems import ApiError  # it imports packages of the extra
+
         if self._open[token] >= self._most:
             raise ApiError(
                 "too-many-polls",
