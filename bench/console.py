@@ -34,7 +34,7 @@ FILL = 10_000  # messages per call of send_many
 CONNECT_S = 5.0  # until the services have connected
 DONE_S = 290.0  # longest wait until a topic's letters are counted
 NOTED_US = 100  # shorter calls are not recorded
-COUNTED = ("by cause, to the end", "redrive all, to the end")  # fetched once
+COUNTED = ("by cause, to the end", "causes, to the end", "redrive all, to the end")  # fetched once
 BUSY_MS = 5.0  # target: longest time of Redis for one call
 AT = "2100-01-01T00:00:00Z"
 DEAD = "topics/big/dead-letters"
@@ -49,7 +49,9 @@ PAGES = {
     "trash": "topics/big/trash", "slots": "topics/big/slots", "settings": "topics/big/settings",
     "schedules": "topics/big/schedules", "queries": "topics/big/queries",
     "delete": "topics/big/delete", "workers": "workers", "jobs": "jobs",
-    "health, to the end": "health", "audit trail": "audit-trail", "tokens": "tokens",
+    "causes, to the end": "dead-letters/causes", "search": "topics/big/messages?filter=type=none",
+    "problems, to the end": "problems", "health": "health",
+    "audit trail": "audit-trail", "tokens": "tokens",
 }  # fmt: skip
 GOES_ON = (b"Counting:", b"still being counted", b"the doctor examines")
 

@@ -71,10 +71,10 @@ FILES = sorted(
 # Topics of one query that call Redis together: 167 lines and 1 file.
 # The list of problems with their starts, on a page, in the command and in a service: 470 lines and
 # 3 files. Causes over all topics, and searches in waiting messages: 150 lines.
-# Editing a dead letter: 215 lines and 1 file.
+# Editing a dead letter: 215 lines and 1 file. Groups with most of a backlog are a check: 11.
 # Consumers over HTTP: polls, streams, signed receipts, and tokens for topics: 889 lines, 6 files.
 # Settlements that meet a renewal of their leases: 60 lines and 1 file.
-LIMITS = {"lines": 56_112, "files": 506, "private": 80}
+LIMITS = {"lines": 56_123, "files": 506, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -59,7 +59,8 @@ def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
         "cluster": ("Health", ("health",)),
         "dead-letters": ("Causes", ("topics", topic, "dead-letters", "groups")),
         "failures": ("Causes", ("topics", topic, "dead-letters", "groups")),
-        "groups": ("Dead letters", ("topics", topic, "dead-letters")),
+        "groups": ("Groups", ("topics", topic, "groups")),
+        "group-skew": ("Groups", ("topics", topic, "groups")),
         "schedules": ("Schedules", ("topics", topic, "schedules")),
         "long-runs": ("Workers", ("workers",)),
         "workers": ("Workers", ("workers",)),
@@ -76,8 +77,11 @@ def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
         buttons.append(Button(label, request.url(*parts, **query), True))
     if finding.check in places and not (finding.check == "resizes" and not request.may("admin")):
         label, parts = places[finding.check]
-        query = {"filter": f"group={shlex.quote(subject)}"} if finding.check == "groups" else {}
-        buttons.append(Button(label, request.url(*parts, **query)))
+        buttons.append(Button(label, request.url(*parts)))
+        if verbs == ("groups", "release"):
+            chosen = {"filter": f'group="{subject}"'} if '"' not in subject else {}
+            url = request.url("topics", topic, "dead-letters", **chosen)
+            buttons.append(Button("Dead letters", url))
     elif topic:
         buttons.append(Button("Topic", request.url("topics", topic)))
     return buttons

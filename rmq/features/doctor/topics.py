@@ -301,6 +301,7 @@ def late(look: Look) -> Flow[list[Sight]]:
         late_ms = topic.total["late_ms"]
         if late_ms >= LATE_MS and topic.name not in look.explained:
             text = f"the oldest due message has waited {age(late_ms)}; {_ready(topic)} wait"
+            text += "; its consumers are too few or too slow"
             fix, since_ms = f"rmq worker wanted {topic.name}", topic.total["now_ms"] - late_ms
             sight = of_topic(topic.name, "error", text, fix, since_ms=since_ms)
             found.append((late_ms, sight))
@@ -385,16 +386,19 @@ def pending(look: Look) -> Flow[list[Sight]]:
     return worst_first(found) or [Sight("ok", "no follow-up waits long for its topic")]
 
 
-def groups(look: Look) -> Flow[list[Sight]]:
-    """Check for groups that a dead letter stopped, or that have most of the held messages."""
-    held, large_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
-    paused_ones = list[tuple[float, Sight]]()
+def _with_groups(look: Look) -> Flow[list[TopicOverview]]:
+    """Return the topics with groups, those with most messages first."""
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
-    topics.sort(key=lambda topic: -topic.total["records"])
-    for place, topic in enumerate(topics):
-        counts, name, is_looked = topic.total, topic.name, place < SLOTS_MOST
+    return sorted(topics, key=lambda topic: -topic.total["records"])
+
+
+def groups(look: Look) -> Flow[list[Sight]]:
+    """Check for groups that a dead letter or a user has stopped."""
+    held, paused_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
+    for place, topic in enumerate((yield from _with_groups(look))):
+        counts, name = topic.total, topic.name
         if counts["groups_held"]:
-            most = GROUPS_LOOKED if is_looked else 1
+            most = GROUPS_LOOKED if place < SLOTS_MOST else 1
             shown = yield from group_flows.groups(topic.context, "stopped", 1000, 0, most)
             states = [state for state in shown.groups if state.is_held]
             states.sort(key=lambda state: -state.held)
@@ -414,17 +418,24 @@ def groups(look: Look) -> Flow[list[Sight]]:
             text = f"{plural(counts['groups_paused'], 'group')} paused by hand"
             fix = f"rmq groups ls {name} --sort stopped"
             paused_ones.append((counts["groups_paused"], of_topic(name, "warning", text, fix)))
+    ok = Sight("ok", "no group is stopped")
+    return worst_first(held) + worst_first(paused_ones) or [ok]
+
+
+def group_skew(look: Look) -> Flow[list[Sight]]:
+    """Check for groups that have most of the waiting messages of their topic."""
+    topics = yield from _with_groups(look)
+    found = list[tuple[float, Sight]]()
+    for topic in topics[:SLOTS_MOST]:
+        counts, name = topic.total, topic.name
         waiting = counts["retries"] + counts["priority"] + counts["due"]
-        is_large = is_looked and waiting >= SKEW_LEAST
-        large = (yield from _largest_group(topic)) if is_large else None
+        large = (yield from _largest_group(topic)) if waiting >= SKEW_LEAST else None
         if large and large[1] > waiting / 2:
             text = f"group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
             sight = of_topic(name, "warning", text, f"rmq groups ls {name}", large[0])
-            large_ones.append((large[1], sight))
-    ok = _partly(
-        "no group has most of a backlog or is held by a dead letter", len(topics), "topics"
-    )
-    return worst_first(held) + worst_first(paused_ones) + worst_first(large_ones) or [ok]
+            found.append((large[1], sight))
+    ok = _partly("no group has most of a backlog", len(topics), "topics")
+    return worst_first(found) or [ok]
 
 
 def _died_ms(topic: TopicOverview, id: MessageId | None) -> Flow[float | None]:

@@ -20,9 +20,11 @@ from tests.server.running import serving
 from tests.servers import Server as Redis
 
 PAGES = [
-    "", "dead-letters", "workers", "jobs", "batches", "batches/import-7",
+    "", "problems", "dead-letters", "dead-letters/causes", "workers", "jobs", "batches",
+    "batches/import-7",
     "batches/import-7/cancel", "health", "audit-trail", "topics/orders",
     "topics/orders/messages", "topics/orders/messages?queue=prepare",
+    "topics/orders/messages?filter=not+type=none", "topics/orders/messages?filter=age%3Esoon",
     "topics/orders/dead-letters", "topics/orders/dead-letters?filter=age%3E0s",
     "topics/orders/dead-letters?filter=age%3Esoon", "topics/orders/dead-letters/groups",
     "topics/orders/dead-letters/redrive", "topics/orders/dead-letters/redrive?to=other",

@@ -30,9 +30,13 @@ pytestmark = pytest.mark.slow  # in `make test`, test_pages.py reads each page
 
 MESSAGES = 20_000
 COMMANDS, BYTES = 40, 60_000  # of a page that reads a part of a queue
-EXAMINED = {"health, to the end": 150}  # commands of the doctor, by page
-SCANNED = {"filter, 1 in 2": 5_000, "filter, none": MESSAGES}  # messages that a page looks at
-COUNTED = {"by cause, to the end": MESSAGES, "redrive all, to the end": 2 * MESSAGES}
+EXAMINED = {"problems, to the end": 200, "overview": 200}  # commands of the doctor, by page
+# Messages that a page looks at.
+SCANNED = {"filter, 1 in 2": 5_000, "filter, none": MESSAGES, "search": 2 * MESSAGES}
+COUNTED = {
+    "by cause, to the end": MESSAGES, "causes, to the end": MESSAGES,
+    "redrive all, to the end": 2 * MESSAGES,
+}  # fmt: skip
 LETTERS_A_CALL, LETTER_BYTES = 50, 400  # at least so many in a call, each at most so large
 WINDOWS, TOPICS = 20, 100
 LOOKED_S = 10.0  # five looks at a live page
