@@ -77,6 +77,7 @@ ELSEWHERE = {  # pages whose blocks another test runs
     "docs/guarantees.md": "tests/packaging/test_guarantees.py",
     "docs/server.md": "tests/server/test_page.py",
     "docs/http.md": "tests/server/test_http_page.py",
+    "docs/shop.md": "tests/examples/test_shop.py",
     "docs/api.md": "tests/unit/test_api_page.py",  # names, no code
     "docs/celery.md": "tests/celery/test_page.py",
     "docs/testing.md": "tests/testing/test_docs.py",
