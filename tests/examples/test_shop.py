@@ -31,7 +31,7 @@ ORDERS = 40
 CUSTOMERS = ("ann", "bob", "cy", "dee")
 
 
-@pytest.mark.parametrize("file", ["shop.py", "test_shop.py", "compose.yaml"])
+@pytest.mark.parametrize("file", ["webshop.py", "test_webshop.py", "compose.yaml"])
 def test_the_page_shows_the_whole_file(file: str) -> None:
     blocks = re.findall(rf"^```\w+ {re.escape(file)}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
@@ -40,10 +40,10 @@ def test_the_page_shows_the_whole_file(file: str) -> None:
 
 def test_the_tests_of_the_shop_pass(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
-    for name in ("shop.py", "test_shop.py"):
+    for name in ("webshop.py", "test_webshop.py"):
         shutil.copy(SHOP / name, tmp_path)
 
-    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py")
+    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_webshop.py")
 
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
@@ -53,13 +53,13 @@ def test_the_tests_of_the_shop_pass(tmp_path: Path) -> None:
 def test_the_tests_find_a_shop_that_charges_in_another_order(tmp_path: Path) -> None:
     """Negative control."""
     pytest.importorskip("fastapi")
-    shutil.copy(SHOP / "test_shop.py", tmp_path)
-    text = (SHOP / "shop.py").read_text()
-    (tmp_path / "shop.py").write_text(
+    shutil.copy(SHOP / "test_webshop.py", tmp_path)
+    text = (SHOP / "webshop.py").read_text()
+    (tmp_path / "webshop.py").write_text(
         text.replace("VIP, NORMAL = 900, 500", "VIP, NORMAL = 500, 900")
     )
 
-    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py")
+    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_webshop.py")
 
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout
@@ -96,7 +96,7 @@ class Shop:
 @pytest.fixture
 def shop(database: Database, server: Server, name: str, tmp_path: Path) -> Iterator[Shop]:
     pytest.importorskip("fastapi")
-    shutil.copy(SHOP / "shop.py", tmp_path)
+    shutil.copy(SHOP / "webshop.py", tmp_path)
     url = database.url()
     env = environment() | {
         "RMQ_URL": server.url, "RMQ_PREFIX": name, "RMQ_DATABASE_URL": url,

@@ -114,7 +114,8 @@ def report(day: str, d: rmq.Delivery) -> None:
         cents = connection.scalar(
             sa.select(sa.func.sum(statement_table.c.cents)).where(statement_table.c.day == day)
         )
-    print(f"report of {day}: {d.batch_counts.succeeded} statements, {cents} cents", flush=True)
+    done = d.batch_counts.succeeded if d.batch_counts else 0
+    print(f"report of {day}: {done} statements, {cents} cents", flush=True)
 
 
 # --- the web --------------------------------------------------------------------------------------

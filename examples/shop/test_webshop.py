@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import shop
+import webshop as shop
 
 from rmq import ledger, outbox
 from rmq.outbox import Relay
@@ -34,7 +34,7 @@ def relay() -> None:
         pass
 
 
-def test_a_vip_is_charged_first_and_a_wrong_address_is_a_dead_letter(broker) -> None:
+def test_a_vip_is_charged_first_and_a_wrong_address_is_a_dead_letter(broker: Broker) -> None:
     place(**ANN)
     place(**BOB)
     relay()
@@ -49,7 +49,9 @@ def test_a_vip_is_charged_first_and_a_wrong_address_is_a_dead_letter(broker) -> 
         assert [shop.show(number, connection)["paid"] for number in (1, 2)] == [True, True]
 
 
-def test_the_report_comes_once_when_all_statements_have_ended(broker, capsys) -> None:
+def test_the_report_comes_once_when_all_statements_have_ended(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
     place(**ANN)
     place(**BOB)
     relay()
