@@ -44,6 +44,7 @@ def test_a_vip_is_charged_first_and_a_wrong_address_is_a_dead_letter(broker: Bro
     broker.assert_sent("mails", lambda mail: mail["to"] == "bob", count=2)
     broker.drain("mails")
     (dead,) = broker.dead("mails")
+    assert dead.failure is not None
     assert dead.failure.error == "'bob' is not an address"
     with shop.engine.connect() as connection:
         assert [shop.show(number, connection)["paid"] for number in (1, 2)] == [True, True]
