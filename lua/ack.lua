@@ -18,17 +18,19 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           memory. A call that is sent twice gets the first answer again. In a
           slot in order, the last ack of a batch wakes the consumers that wait for the end of the
           batch. In other slots, each ack wakes the consumers that wait for room. In a slot that
-          keeps results, the error RESULTS tells the caller to call ack_then.
+          keeps results, the error RESULTS tells the caller to call ack_then. In a slot with a
+          history, the messages are added to it (lib/history/trim_history).
 ]]
---- @keys slot prepare records failures settled0 settled1 audit dead bodies store
+--- @keys slot prepare records failures settled0 settled1 audit dead bodies store acked ackedparts
 --- @include "lib/split_call"
 local call = ARGV[2]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, last_call,
-  large, grouped, offloaded, cancelling, outcomes = unpack(redis.call('HMGET', slot, 'created',
-    'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session,
-    'large', 'groups', 'offloaded', 'cancelling', 'outcomes'))
+  large, grouped, offloaded, cancelling, outcomes, history, kept_state =
+  unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked',
+    'audited', 'chunk', 'settled', session, 'large', 'groups', 'offloaded', 'cancelling',
+    'outcomes', 'history', 'acked'))
 --- @include "alone/ack"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -85,6 +87,11 @@ local kept = window > 0 and kept_ids(valid_ids)
 if kept then
   check_settled_sets(window, last_turn, now)
 end
+if history and #valid_ids > 0 then
+  --- @include "lib/history/keep_acked"
+  redis.call('ZCARD', audit)
+  keep_acked(valid_ids, history, kept_state, large, tonumber(chunk), now)
+end
 if audited and #valid_ids > 0 then
   --- @include "lib/audit"
   numbers = numbers_after and add_numbers(numbers, parse_number, {})
@@ -101,7 +108,7 @@ if grouped then
   --- @include "lib/groups/leave_plain_groups"
   let_next_out = leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
 end
-local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
+local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high, history)
 if cancelling then
   --- @include "lib/settle/cancel_requests"
   forget_requests(valid_ids, cancelling)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         EmbeddedError,
         EncodeError,
         FormatMismatch,
+        HistoryLost,
         InvalidFilter,
         InvalidKey,
         InvalidReceipt,
@@ -82,6 +83,9 @@ if TYPE_CHECKING:
     from rmq.features.follow_ups.flows import PendingFollowUp
     from rmq.features.groups.flows import GroupPage
     from rmq.features.groups.scripts import GroupState
+    from rmq.features.history.flows import AckedMessage, HistoryPage, HistoryState
+    from rmq.features.history.history import AsyncTopicHistory
+    from rmq.features.history.history_blocking import TopicHistory
     from rmq.features.messages.flows import PeekPage
     from rmq.features.offloaded.flows import SweepResult
     from rmq.features.schedules.declaration import AsyncSchedule
@@ -106,6 +110,7 @@ if TYPE_CHECKING:
     from rmq.kernel.core.failure import Attempt, Failure
     from rmq.kernel.core.groups import Groups
     from rmq.kernel.core.history import Sample
+    from rmq.kernel.core.history_limits import History
     from rmq.kernel.core.ids import MessageId
     from rmq.kernel.core.interceptor import Interceptor, Outcome
     from rmq.kernel.core.message import Message, Outgoing, Receipt, SendResult
@@ -147,7 +152,8 @@ _MODULES = {
     "rmq.client.topic_blocking": "Topic",
     "rmq.errors": (
         "AccessDenied AlreadySettled Cancelled ClaimLost ConfigurationError DecodeError "
-        "DeliveryError EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey "
+        "DeliveryError EmbeddedError EncodeError FormatMismatch HistoryLost InvalidFilter "
+        "InvalidKey "
         "BatchClosed BatchNotFound InvalidReceipt InvalidType InvalidValue JobNotFound LeaseLost "
         "LifespanFailed NotDurable "
         "NotFinished OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ResultNotFound "
@@ -177,6 +183,9 @@ _MODULES = {
     "rmq.features.topic_admin.flows": "DeleteResult",
     "rmq.features.topic_admin.resize": "ResizeResult",
     "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
+    "rmq.features.history.flows": "AckedMessage HistoryPage HistoryState",
+    "rmq.features.history.history": "AsyncTopicHistory",
+    "rmq.features.history.history_blocking": "TopicHistory",
     "rmq.features.workers.wanted": "WorkersWanted",
     "rmq.features.batches.batch": "AsyncBatch",
     "rmq.features.batches.batch_blocking": "Batch",
@@ -188,6 +197,7 @@ _MODULES = {
     "rmq.kernel.core.codec": "Compressed Encrypted Offloaded",
     "rmq.kernel.core.failure": "Attempt Failure",
     "rmq.kernel.core.history": "Sample",
+    "rmq.kernel.core.history_limits": "History",
     "rmq.kernel.core.ids": "MessageId",
     "rmq.kernel.core.interceptor": "Interceptor Outcome",
     "rmq.kernel.core.delivery_limits": "Concurrency Rate",
@@ -235,27 +245,27 @@ if not TYPE_CHECKING:  # without this condition, type checkers would accept ever
 
 
 __all__ = [
-    "AccessDenied", "AccessToken", "AclRules", "Admin", "AlreadySettled", "AsyncAdmin",
-    "AsyncBatch", "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery",
-    "AsyncResultHandle", "AsyncSchedule", "AsyncStage", "AsyncTopic", "Attempt", "Audit",
-    "AuditLine", "AuditResult", "Batch", "BatchClosed", "BatchCounts", "BatchNotFound",
-    "BatchState", "Cancelled", "ClaimLost", "ClaimStatus", "Claims", "Client", "Compressed",
-    "Concurrency", "ConfigurationError", "Consumer", "DeadLetterFilter", "DeadLetterGroup",
-    "DeadLetterGroups", "DeadLetterPage", "DecodeError", "DeleteResult", "Delivery",
-    "DeliveryError", "Depends", "DueCount", "EmbeddedError", "EncodeError", "Encrypted", "Event",
-    "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync", "GroupPage", "GroupState",
-    "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
-    "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
-    "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
-    "MessageOutcome", "Missing", "NotDurable", "NotFinished", "Offloaded", "Outcome",
-    "OutcomeUnknown", "Outgoing", "Page", "Pause", "PayloadTooLarge", "PeekPage", "PendingFollowUp",
-    "Progress", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt",
-    "RedriveResult", "Reject", "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound",
-    "ResultState", "Results", "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState",
-    "Scheduler", "ScriptFailed", "SendError", "SendResult", "Settings", "SettingsMismatch",
-    "SignalResult", "Sink", "Snooze", "Span", "Stage", "StageContent", "StageLost", "Step",
-    "StorageError", "StoreUnavailable", "SweepResult", "Then", "Topic", "TopicNotEmpty",
-    "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished", "Unavailable", "WaitFor",
-    "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules", "as_completed",
-    "idempotent",
+    "AccessDenied", "AccessToken", "AckedMessage", "AclRules", "Admin", "AlreadySettled",
+    "AsyncAdmin", "AsyncBatch", "AsyncClient", "AsyncConsumer", "AsyncDelivery", "AsyncQuery",
+    "AsyncResultHandle", "AsyncSchedule", "AsyncStage", "AsyncTopic", "AsyncTopicHistory",
+    "Attempt", "Audit", "AuditLine", "AuditResult", "Batch", "BatchClosed", "BatchCounts",
+    "BatchNotFound", "BatchState", "Cancelled", "ClaimLost", "ClaimStatus", "Claims", "Client",
+    "Compressed", "Concurrency", "ConfigurationError", "Consumer", "DeadLetterFilter",
+    "DeadLetterGroup", "DeadLetterGroups", "DeadLetterPage", "DecodeError", "DeleteResult",
+    "Delivery", "DeliveryError", "Depends", "DueCount", "EmbeddedError", "EncodeError", "Encrypted",
+    "Event", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync", "GroupPage",
+    "GroupState", "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "History",
+    "HistoryLost", "HistoryPage", "HistoryState", "Immediate", "Interceptor", "InvalidFilter",
+    "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job", "JobNotFound",
+    "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId", "MessageOutcome",
+    "Missing", "NotDurable", "NotFinished", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing",
+    "Page", "Pause", "PayloadTooLarge", "PeekPage", "PendingFollowUp", "Progress", "PublishResult",
+    "Query", "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt", "RedriveResult", "Reject",
+    "Replicated", "ResizeResult", "ResultHandle", "ResultNotFound", "ResultState", "Results",
+    "Retry", "Sample", "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed",
+    "SendError", "SendResult", "Settings", "SettingsMismatch", "SignalResult", "Sink", "Snooze",
+    "Span", "Stage", "StageContent", "StageLost", "Step", "StorageError", "StoreUnavailable",
+    "SweepResult", "Then", "Topic", "TopicHistory", "TopicNotEmpty", "TopicNotFound", "TopicPaused",
+    "TopicSettings", "TopicVanished", "Unavailable", "WaitFor", "WorkRolledBack", "Worker",
+    "WorkerStatus", "WorkersWanted", "acl_rules", "as_completed", "idempotent",
 ]  # fmt: skip

@@ -377,6 +377,27 @@ class StageLost(StorageError):
     """
 
 
+class HistoryLost(StorageError):
+    """Acked messages were removed from the history of a topic before a reader read them.
+
+    The history had reached a limit. Read again without the position, from the oldest message that
+    is kept, and expect a gap.
+
+    Attributes:
+        slot: Index of the slot.
+        position: Entry behind which the reader wanted to read.
+        removed_to: Last entry that was removed.
+    """
+
+    def __init__(
+        self, text: str = "", *, slot: int = 0, position: str = "", removed_to: str = ""
+    ) -> None:
+        super().__init__(text)
+        self.slot = slot
+        self.position = position
+        self.removed_to = removed_to
+
+
 class ScriptFailed(StorageError):
     """A Lua script stopped: a key has a wrong type, a record is unreadable, or Redis failed.
 

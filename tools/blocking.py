@@ -34,6 +34,7 @@ SOURCES = (
     "rmq.features.doctor.admin",
     "rmq.features.follow_ups.admin",
     "rmq.features.groups.admin",
+    "rmq.features.history.history",
     "rmq.features.messages.admin",
     "rmq.features.offloaded.admin",
     "rmq.features.spark.admin",

@@ -4,8 +4,8 @@ and not audited, and has neither failed messages nor requests to cancel. Most ac
 The short form creates no function, and reads only what this kind of delivery needs. If a guard
 fails, ack.lua continues with the long form, which does the same for every delivery.
 
-Reads: audited blocked call call_number cancelling created grouped large last_call
-  offloaded outcomes session settled
+Reads: audited blocked call call_number cancelling created grouped history
+  kept_state large last_call offloaded outcomes session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
@@ -35,16 +35,29 @@ repeat
     break -- the lease has expired, or the message is settled
   end
   local failed = count_failed()
-  if failed > 0 then
+  if failed > 0 or grouped and history then
     break -- the message may have a failure entry
   end
 
   local now, _, seconds = read_time(ARGV[1])
   local answer = session_answer(call_number, seconds, '1')
   if not grouped then
+    local state = nil
+    if history then
+      --- @include "lib/history/add_entry"
+      local record = redis.call('HGET', records, id) or ''
+      local packed = id .. struct.pack('>I4', #record) .. record
+      local size = #record + KEPT_MESSAGE
+      state = add_entry(packed, size, history, kept_state, now)
+    end
     redis.call('HDEL', records, id)
     redis.call('ZREM', prepare, id)
-    redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, answer)
+    if state then
+      redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, answer, 'acked',
+        state)
+    else
+      redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, answer)
+    end
     return '1'
   end
 

@@ -5,8 +5,8 @@ short form of ack, and the slot has no groups. The follow-up is a plain message,
 a time. If a guard fails, ack_then.lua continues with the long form, which does the same for all
 deliveries and follow-ups.
 
-Reads: RESULT_MOST audited blocked call call_number cancelling created grouped large last_call
-  last_number offloaded outcomes session settled
+Reads: RESULT_MOST audited blocked call call_number cancelling created grouped history large
+  last_call last_number offloaded outcomes session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
@@ -22,7 +22,7 @@ repeat
   if not last_call or not created or #ARGV ~= BEHIND + 6 or ARGV[BEHIND] ~= '0' then
     break -- a new session, several deliveries, or several follow-ups
   end
-  if blocked or audited or large or offloaded or cancelling or grouped or outcomes then
+  if blocked or audited or large or offloaded or cancelling or grouped or outcomes or history then
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, _, id = unpack(ARGV, RUNS_FROM + 1)
@@ -73,7 +73,7 @@ repeat
       or ARGV[BEHIND] ~= '1' then
     break -- a new session, several deliveries, or follow-ups
   end
-  if blocked or audited or large or offloaded or cancelling or grouped then
+  if blocked or audited or large or offloaded or cancelling or grouped or history then
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, _, id, _, keep_text, given = unpack(ARGV, RUNS_FROM + 1)

@@ -28,16 +28,16 @@ Atomic    Result and follow-ups of a delivery are stored if its receipt is valid
           follow-ups become pending entries as well. Works while Redis is at maxmemory. A call that
           is sent twice gets the first answer again. In other respects like ack.
 ]]
---- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets results keeping
+--- @keys slot store prepare records dead failures merge audit bodies settled0 settled1 pending targets results keeping acked ackedparts
 --- @include "lib/split_call"
 local RESULT_MOST = 300000 -- bytes of a result
 local call = ARGV[2]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, blocked, audited, settled, large, offloaded, last_number, cancelling, grouped,
-  outcomes, delivered, last_call = unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited',
-    'settled', 'large', 'offloaded', 'follow_ups', 'cancelling', 'groups', 'outcomes', 'delivered',
-    session))
+  outcomes, delivered, history, last_call =
+  unpack(redis.call('HMGET', slot, 'created', 'blocked', 'audited', 'settled', 'large', 'offloaded',
+    'follow_ups', 'cancelling', 'groups', 'outcomes', 'delivered', 'history', session))
 --- @include "alone/ack_then"
 --- @include "lib/audit"
 --- @include "lib/check"
@@ -57,7 +57,6 @@ local created, blocked, audited, settled, large, offloaded, last_number, cancell
 --- @include "lib/send/dedup_window"
 --- @include "lib/settle/remove_deliveries"
 --- @include "lib/slot_fields"
---- @include "lib/take/in_order"
 --- @include "lib/wake/wake"
 --- @include "lib/writes"
 local now, now_us = clock(ARGV[1])
@@ -69,14 +68,15 @@ if not created then
   fail('GONE', slot)
 end
 local fields = read_store_fields('')
-local n, results_from, result_count, keep, valid_ids, letters, positions, low, high
+-- results_given: results of the valid deliveries; here: index of the target of this slot in `away`.
+local keep, valid_ids, letters, low, high, results_given, place, away, here
 do
   --- @include "lib/leases/receipt_runs"
   local runs = whole_number(ARGV[5], 1, MOST, 'runs')
-  n = count_deliveries(runs)
+  local n = count_deliveries(runs)
   local ids_from = RUNS_FROM + 3 * runs
-  results_from = ids_from + n + 2
-  result_count = whole_number(ARGV[results_from - 2] or '', 0, MOST, 'results')
+  local results_from, positions = ids_from + n + 2, nil
+  local result_count = whole_number(ARGV[results_from - 2] or '', 0, MOST, 'results')
   if result_count > 0 and ARGV[results_from - 1] ~= '' then
     keep = whole_number(ARGV[results_from - 1] or '', 1, NUMBER_MOST, 'keep')
   end
@@ -85,70 +85,41 @@ do
   end
   local last = tonumber(delivered or 0)
   valid_ids, letters, positions, low, high = verify_runs(runs, n, ids_from, last)
-end
-local from = results_from + result_count + 1 -- first argument of the follow-ups
-local place = ARGV[from - 1]
-if place then
-  check_place(place)
-elseif #ARGV ~= from - 2 then
-  fail('ARG', 'results')
-end
-
--- Store follow-ups for this slot. Return whether they are stored, and whether sleeping consumers
--- must be served.
-local function store_here(messages)
-  local given, count = {}, #messages
-  for i = 1, count do
-    local message = messages[i]
-    given[i] = string.sub(message, 1, MEMBER)
-    given[count + 2 * i - 1] = string.sub(message, MEMBER + 1, MEMBER + HEAD)
-    given[count + 2 * i] = string.sub(message, MEMBER + HEAD + 1)
-  end
-  local batch = { given = given, at = 0, count = count, large = false }
-  local reply, serves_sleepers = store_messages(batch, fields, now)
-  return reply[2] ~= 'F', serves_sleepers
-end
-
--- Return the results of the valid deliveries: one for all, or by position.
-local function given_results(at, count, ids, positions)
-  local given = {}
-  for i = 1, count do
-    local text = ARGV[at + i - 1]
-    local letter = text == '' and 115 or string.byte(text, 1) -- s
-    if letter ~= 115 and letter ~= 104 or #text > RESULT_MOST then -- h
-      fail('ARG', 'result')
+  local from = results_from + result_count + 1 -- first argument of the follow-ups
+  if outcomes then
+    -- Return the results of the valid deliveries: one for all, or by position.
+    local function given_results(at, count, ids, positions)
+      local given = {}
+      for i = 1, count do
+        local text = ARGV[at + i - 1]
+        local letter = text == '' and 115 or string.byte(text, 1) -- s
+        if letter ~= 115 and letter ~= 104 or #text > RESULT_MOST then -- h
+          fail('ARG', 'result')
+        end
+        given[i] = text == '' and not keep and 's' or text
+      end
+      if count < 2 then
+        return given[1] or 's'
+      end
+      local of_valid = {}
+      for m = 1, #ids do
+        of_valid[m] = given[positions and positions[m] or m]
+      end
+      return of_valid
     end
-    given[i] = text == '' and not keep and 's' or text
-  end
-  if count < 2 then
-    return given[1] or 's'
-  end
-  local of_valid = {}
-  for m = 1, #ids do
-    of_valid[m] = given[positions and positions[m] or m]
-  end
-  return of_valid
-end
 
--- Wake sleeping consumers, or hand messages over to them.
-local function signal(is_unblocked, serves_sleepers, any_out)
-  if is_unblocked then
-    wake(ARGV[3], ARGV[4])
-  elseif serves_sleepers then
-    --- @include "lib/wake/hand_over"
-    serve_sleepers(ARGV[3], ARGV[4], now)
-  elseif any_out then
-    wake_sleepers(now, ARGV[3], ARGV[4])
+    results_given = given_results(results_from, result_count, valid_ids, positions)
   end
+  place = ARGV[from - 1]
+  if place then
+    check_place(place)
+  elseif #ARGV ~= from - 2 then
+    fail('ARG', 'results')
+  end
+  away = of_deliveries(given_follow_ups(from, n), letters, '1')
 end
-
-local away, here = of_deliveries(given_follow_ups(from, n), letters, '1'), nil
 for i = 1, #away do
   here = here or away[i].target == place and i
-end
-local results_given = nil -- of the valid deliveries
-if outcomes then
-  results_given = given_results(results_from, result_count, valid_ids, positions)
 end
 local failed = count_failed()
 local window, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
@@ -169,9 +140,32 @@ if #valid_ids == 0 then
   return letters .. ' 0 0'
 end
 
+if history then
+  local function add_to_history() -- each function may have 200 local variables
+    --- @include "lib/history/keep_acked"
+    local state, chunk = unpack(redis.call('HMGET', slot, 'acked', 'chunk'))
+    keep_acked(valid_ids, history, state, large, tonumber(chunk), now)
+  end
+  add_to_history()
+end
 allow_oom(prepare)
 local serves_sleepers = false
 if here and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place) then
+  -- Store follow-ups for this slot. Return whether they are stored, and whether sleeping consumers
+  -- must be served.
+  local function store_here(messages)
+    local given, count = {}, #messages
+    for i = 1, count do
+      local message = messages[i]
+      given[i] = string.sub(message, 1, MEMBER)
+      given[count + 2 * i - 1] = string.sub(message, MEMBER + 1, MEMBER + HEAD)
+      given[count + 2 * i] = string.sub(message, MEMBER + HEAD + 1)
+    end
+    local batch = { given = given, at = 0, count = count, large = false }
+    local reply, serves_sleepers = store_messages(batch, fields, now)
+    return reply[2] ~= 'F', serves_sleepers
+  end
+
   local is_stored
   is_stored, serves_sleepers = store_here(away[here].messages)
   if is_stored then
@@ -180,8 +174,11 @@ if here and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place)
 end
 local let_next_out
 if fields[GROUPS] then
-  --- @include "lib/groups/leave_plain_groups"
-  let_next_out = leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
+  local function leave()
+    --- @include "lib/groups/leave_plain_groups"
+    return leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
+  end
+  let_next_out = leave()
 end
 if audited then
   local chunk = tonumber(redis.call('HGET', slot, 'chunk'))
@@ -190,7 +187,7 @@ end
 if outcomes then
   note_outcomes(valid_ids, now, nil, results_given, keep)
 end
-local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high)
+local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high, history)
 if cancelling then
   --- @include "lib/settle/cancel_requests"
   forget_requests(valid_ids, cancelling)
@@ -199,10 +196,25 @@ if kept then
   remember_settled(window, last_turn, now, kept)
 end
 local any_out = let_next_out and let_next_out()
-local is_unblocked = unblock(blocked, now)
+local is_unblocked
+do
+  --- @include "lib/take/in_order"
+  is_unblocked = unblock(blocked, now)
+end
 local added = #away > 0 and add_pending(away, last_number, now, now_us, ':', CLAIM_MS)
 local answer = letters .. ' ' .. (added or '0 0')
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed)
 remember(call, now, answer)
-signal(is_unblocked, serves_sleepers, any_out)
+-- Wake sleeping consumers, or hand messages over to them.
+if is_unblocked then
+  wake(ARGV[3], ARGV[4])
+elseif serves_sleepers then
+  local function serve()
+    --- @include "lib/wake/hand_over"
+    serve_sleepers(ARGV[3], ARGV[4], now)
+  end
+  serve()
+elseif any_out then
+  wake_sleepers(now, ARGV[3], ARGV[4])
+end
 return answer

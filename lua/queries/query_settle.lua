@@ -31,7 +31,7 @@ Atomic    A message leaves the log in the step that settles it. It only leaves t
           it may be too early until a rollback corrects it. The first write needs no memory. A
           second run continues. Bytes are returned once.
 ]]
---- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks results keeping
+--- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks results keeping acked ackedparts
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
@@ -44,9 +44,9 @@ check_names(ARGV[2], ARGV[3])
 local since = whole_number(ARGV[6], 0, NUMBER_MOST, 'since')
 local upto = whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
 local limit = whole_number(ARGV[8], 1, QUERY_MOST, 'limit')
-local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded =
-  unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked', 'audited',
-    'chunk', 'large', 'offloaded'))
+local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded, history,
+  kept_state = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked',
+    'audited', 'chunk', 'large', 'offloaded', 'history', 'acked'))
 if not created then
   fail('GONE', slot)
 end
@@ -54,7 +54,7 @@ local state = read_query()
 local left, other = other_owner(state, ARGV[3], now)
 local first, tail, expired_to = log_range(state, 0)
 local last = math.min(upto, tail) -- number of the batch's last id in the log
-local size = math.min(limit, last - first) -- ids that leave the log in this call
+local size = math.min(history and MOST or limit, limit, last - first) -- ids that leave the log now
 if other then
   return { 0, 0, 0, 0, left, other }
 end
@@ -231,6 +231,11 @@ if #ids > 0 then
   if kept then
     check_settled_sets(window, last_turn, now)
   end
+  if history then
+    --- @include "lib/history/keep_acked"
+    redis.call('ZCARD', audit)
+    keep_acked(ids, history, kept_state, large, tonumber(chunk), now)
+  end
   if audited then
     --- @include "lib/audit"
     account_for('seen', read_numbers(ids, tonumber(chunk)), now)
@@ -242,7 +247,7 @@ if #ids > 0 then
   local let_next_out = leaving_groups(ids, nil, nil, scores)
   allow_oom(prepare)
   note_outcomes(ids, now, 's')
-  local removed = remove_deliveries(large or offloaded, ids, failed, low, high)
+  local removed = remove_deliveries(large or offloaded, ids, failed, low, high, history)
   if kept then
     remember_settled(window, last_turn, now, kept)
   end

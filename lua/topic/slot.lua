@@ -8,7 +8,7 @@ ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6..] pairs of setting, value. The topic need not have `paused`, `paused_send`, `limit`,
-          `timed_priority`, `resizes`, `delivered_from` and `dead_to`.
+          `timed_priority`, `resizes`, `delivered_from`, `dead_to` and `history`.
 Returns   1 created or changed, 0 had these settings or later settings, -1 belongs to a topic with
           another stamp
 Cost      O(settings)
@@ -29,7 +29,7 @@ Atomic    Settings of an older revision change nothing, so calls may come in any
           The end of a pause and a changed limit wake the consumers that sleep. A changed limit
           begins with full buckets. A second run changes nothing.
 ]]
---- @keys slot records rates settled0 settled1
+--- @keys slot records rates settled0 settled1 acked ackedparts
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/take/delivery_numbers"
@@ -44,6 +44,8 @@ local has_messages = redis.call('HLEN', records) > 0
 redis.call('ZCARD', rates)
 redis.call('SCARD', settled0)
 redis.call('SCARD', settled1)
+redis.call('XLEN', acked)
+redis.call('LLEN', ackedparts)
 delivered, skipped = tonumber(delivered or 0), tonumber(skipped or 0)
 local settings = { unpack(ARGV, 6) } -- settings and values in turn, as they will be stored
 
@@ -115,13 +117,14 @@ if is_known and not is_resized and tonumber(own_revision or 0) >= revision then
 end
 if is_of_another then
   redis.call('DEL', slot, rates)
+  redis.call('UNLINK', acked, ackedparts)
   delivered, skipped = 0, 0
 end
 if is_known then
   local forgotten = adapt_settings()
   -- This write needs no memory: after it, Redis does not check memory.
   redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'timed_priority', 'held',
-    'dead_to', limit ~= own_limit and 'bucket' or 'limit')
+    'dead_to', 'history', limit ~= own_limit and 'bucket' or 'limit')
   if limit ~= own_limit then
     redis.call('UNLINK', rates)
   end

@@ -10,11 +10,11 @@ Returns   {1 deleted | 0 not deleted: it has more messages, or the call only cou
 Cost      O(1): Redis frees large keys in another thread.
 Atomic    The slot is deleted as a whole or not changed. Letters in its trash are not counted. Its
           pending entries count as waiting messages. Types are checked first. A slot that has had
-          offloaded bodies is deleted only when it has no messages, also none in the trash, and no
-          tombstones (lib/records/large_bodies). Otherwise their objects would stay in the store.
-          Works while Redis is at maxmemory. A second run finds nothing.
+          offloaded bodies is deleted only when it has no messages, also none in the trash or in the
+          history, and no tombstones (lib/records/large_bodies). Otherwise their objects would stay
+          in the store. Works while Redis is at maxmemory. A second run finds nothing.
 ]]
---- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals pending targets results keeping waits
+--- @keys slot store prepare records dead failures merge audit settled0 settled1 queries bodies leases rates trash deaths arrivals pending targets results keeping waits acked ackedparts
 --- @include "lib/check"
 local created = whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, EXACT_MOST, 'most')
@@ -40,10 +40,12 @@ redis.call('ZCARD', targets)
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 redis.call('ZCARD', waits)
+local kept = redis.call('XLEN', acked)
+redis.call('LLEN', ackedparts)
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead_letters }
 end
-if offloaded and (stored > 0 or tonumber(offloaded) > tonumber(released or 0)) then
+if offloaded and (stored + kept > 0 or tonumber(offloaded) > tonumber(released or 0)) then
   return { -2, waiting, in_flight, dead_letters }
 end
 if not most or waiting + in_flight + dead_letters > most then
@@ -51,5 +53,5 @@ if not most or waiting + in_flight + dead_letters > most then
 end
 redis.call('UNLINK', slot, store, prepare, records, dead, failures, merge, audit, settled0,
   settled1, queries, bodies, leases, rates, trash, deaths, arrivals, pending, targets,
-  results, keeping, waits)
+  results, keeping, waits, acked, ackedparts)
 return { 1, waiting, in_flight, dead_letters }

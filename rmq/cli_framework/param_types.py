@@ -105,6 +105,12 @@ def _groups(text: str) -> str:
     return str(parse_groups(text) or OFF)
 
 
+def _history(text: str) -> str:
+    from rmq.kernel.core.history_limits import OFF, parse_history
+
+    return str(parse_history(text) or OFF)
+
+
 DURATION = _Parsed("duration", parse_duration)
 DURATION_OR_OFF = _Parsed("duration", parse_duration, "off")
 MOMENT = _Parsed("moment", moment)
@@ -114,6 +120,7 @@ RETRY = _Parsed("policy", parse_policy)
 LIMIT = _Parsed("limit", parse_limits)
 SLO = _Parsed("slo", check_slo, words=("off",))
 GROUPS = _Parsed("groups", _groups, words=("off", "order"))
+HISTORY = _Parsed("history", _history, words=("off",))
 DURABILITY = _Parsed("level", _durability)
 TIMED_PRIORITY = _Parsed("priority", _timed_priority, words=("first",))
 MESSAGE_ID = _MessageIds("id", rmq.MessageId.parse)

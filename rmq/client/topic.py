@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Never, NoReturn, TypeVar, overload
 
 from rmq.errors import InvalidType
+from rmq.features.history.history import AsyncTopicHistory
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.schedules.declaration import AsyncSchedules
@@ -270,6 +271,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def get(self, id: Id) -> Message | None:
         """Return a message from any queue, or None if it is settled or unknown."""
         return await self._run(reading.get(self._context, id))
+
+    @property
+    def history(self) -> AsyncTopicHistory:
+        """Reader of acked messages, if the topic's setting `history` keeps them."""
+        return AsyncTopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> AsyncResultHandle:
         """Return a handle with which you can read or await the result of a message.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Never
 
 from rmq.client.topic import TopicBase
+from rmq.features.history.history_blocking import TopicHistory
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.schedules.declaration_blocking import Schedules
@@ -152,6 +153,11 @@ class Topic(TopicBase, Schedules):
     def get(self, id: Id) -> Message | None:
         """Return a message from any queue, or None if it is settled or unknown."""
         return self._run(reading.get(self._context, id))
+
+    @property
+    def history(self) -> TopicHistory:
+        """Reader of acked messages, if the topic's setting `history` keeps them."""
+        return TopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> ResultHandle:
         """Return a handle with which you can read or await the result of a message.

@@ -19,6 +19,7 @@ both_clients = pytest.mark.parametrize("kind", ["sync", "async"], indirect=True)
 _WRAPPED = (
     rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin,
     rmq.AsyncBatch, rmq.AsyncQuery, rmq.AsyncStage, rmq.AsyncSchedule, rmq.AsyncResultHandle,
+    rmq.AsyncTopicHistory,
 )  # fmt: skip
 
 

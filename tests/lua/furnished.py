@@ -196,6 +196,10 @@ def _furnish(box: Box) -> Furnished:
     box.redis.zadd(box.keys.pending, {text_of(TARGET, FOLLOW_UP, follow_up(box)): 0})
     box.redis.zadd(box.keys.targets, {TARGET: SENT_BY})
     box.redis.zadd(box.keys.waits, {FINISHED: now})  # it no longer waits
+    box.redis.xadd(box.keys.acked, {"m": FINISHED + b"\0\0\0\x08" + b"\0" * 8}, id="1-0")
+    box.redis.rpush(box.keys.ackedparts, "1-0 100")
+    kept = {"history": f"{2**40}:{2**40}", "acked": "1-0 40000 39900"}  # the next ack ends a part
+    box.redis.hset(box.keys.slot, mapping=kept)
     # Of a message that has left the log.
     box.redis.zadd(box.keys.querymarks_stem + RUN.encode(), {"0d4000000001001.5": 0})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:

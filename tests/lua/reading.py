@@ -16,6 +16,7 @@ local content = {
   set = function(name) return redis.call('SMEMBERS', name) end,
   list = function(name) return redis.call('LRANGE', name, 0, -1) end,
   string = function(name) return redis.call('GET', name) end,
+  stream = function(name) return redis.call('XRANGE', name, '-', '+') end,
 }
 local found = {}
 for _, name in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do

@@ -350,6 +350,7 @@ def removed_and_left(box: Box, script: str, full: bool = False) -> tuple[list[by
     """
     _, prepared, call = REMOVALS[script]
     furnished = furnish(box)
+    box.redis.hdel(box.keys.slot, "history")  # its entries keep the references
     if prepared:
         prepared(furnished)
     references = offload(furnished)

@@ -18,10 +18,12 @@ from tests.lua.furnished import furnish
 
 PLACES = {
     "audit_report": "slot audit",
-    "ack": "slot prepare records failures settled0 settled1 audit dead bodies store",
+    "ack": (
+        "slot prepare records failures settled0 settled1 audit dead bodies store acked ackedparts"
+    ),
     "ack_then": (
         "slot store prepare records dead failures merge audit bodies settled0 settled1 pending "
-        "targets results keeping"
+        "targets results keeping acked ackedparts"
     ),
     "audit_open": "slot audit",
     "batch_add": "slot batch",
@@ -89,7 +91,7 @@ PLACES = {
     "query_renew": "slot query querylog queries leases",
     "query_settle": (
         "slot prepare records failures settled0 settled1 audit query querylog queries store "
-        "bodies querymarks results keeping"
+        "bodies querymarks results keeping acked ackedparts"
     ),
     "query_take": (
         "slot store prepare records dead failures merge audit query querylog queries bodies "
@@ -135,10 +137,10 @@ PLACES = {
     "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",
     "sink_end": "sink",
-    "slot": "slot records rates settled0 settled1",
+    "slot": "slot records rates settled0 settled1 acked ackedparts",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
-        "leases rates trash deaths arrivals pending targets results keeping waits"
+        "leases rates trash deaths arrivals pending targets results keeping waits acked ackedparts"
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
@@ -151,7 +153,7 @@ PLACES = {
     ),
     "tidy": (
         "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals "
-        "store prepare results keeping"
+        "store prepare results keeping acked ackedparts"
     ),
     "trash": "slot dead trash deaths records failures audit bodies results keeping",
     "restore": "slot dead trash deaths",

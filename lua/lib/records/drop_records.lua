@@ -1,6 +1,7 @@
 -- Removing records with their bodies, which lib/records/large_bodies describes.
 --- @needs slot records bodies
 --- @include "lib/records/large_bodies"
+--- @include "lib/records/leave_tombstones"
 
 -- Read records, `page` at a time. Return the names of their large bodies, and the references to
 -- their offloaded bodies.
@@ -38,21 +39,9 @@ local function drop_bodies(names, keeps_hash)
   end
 end
 
--- Leave tombstones. `released`: the field of the slot.
---- @inline
-local function leave_tombstones(references, released)
-  local first = redis.call('HINCRBY', slot, 'offloaded', #references) - #references
-  if tonumber(released or 0) > first then -- written late, for a slot that had been deleted
-    redis.call('HSET', slot, 'released', first)
-  end
-  for i = 1, #references do
-    redis.call('HSET', bodies, 'gone:' .. first + i, references[i])
-  end
-end
-
 -- Remove records with their large bodies, steps and waits for events. Leave tombstones for their
--- offloaded bodies, unless the messages were `moved` to another slot. Until the records are
--- removed, each write frees memory.
+-- offloaded bodies, unless the records were `moved` to another slot or to the history. Until the
+-- records are removed, each write frees memory.
 local function drop_records(ids, moved)
   local chunk, large, offloaded, released, steps, waited = unpack(redis.call('HMGET', slot, 'chunk',
     'large', 'offloaded', 'released', 'steps', 'waited'))

@@ -6,12 +6,13 @@
 --   has_bodies: true if the slot has large bodies, or has had offloaded bodies
 --   failed: number of messages of the slot that have failed
 --   low, high: a range of receipts that has exactly these deliveries, or nil
+--   history: false, or the messages are in the history
 --- @inline
-local function remove_deliveries(has_bodies, ids, failed, low, high)
+local function remove_deliveries(has_bodies, ids, failed, low, high, history)
   -- Removing the records also notices a wrong type there, before anything else is removed.
   if has_bodies then
     --- @include "lib/records/drop_records"
-    drop_records(ids)
+    drop_records(ids, history)
   else
     redis.call('HDEL', records, unpack(ids))
   end

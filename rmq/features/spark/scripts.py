@@ -237,7 +237,7 @@ def query_settle(
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store, keys.bodies,
             _marks_key(keys, lease.run),
-            keys.results, keys.keeping,
+            keys.results, keys.keeping, keys.acked, keys.ackedparts,
         ),
         [
             *_asked_by(lease), context.channel, keys.index, since, upto, limit,

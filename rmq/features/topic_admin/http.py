@@ -90,6 +90,7 @@ class Settings(Request):
     groups: str | UnsetType | None = UNSET
     max_depth: int | UnsetType | None = UNSET
     dead_to: str | UnsetType | None = UNSET
+    history: str | UnsetType | None = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return the settings that were sent, as keyword arguments of `Client.topic`."""

@@ -486,7 +486,7 @@ def ack(
         script_loader.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, keys.dead, keys.bodies, keys.store,
+            keys.audit, keys.dead, keys.bodies, keys.store, keys.acked, keys.ackedparts,
         ),
         [
             clock.now_us, session.call, context.channel, b"%d" % keys.index,

@@ -35,6 +35,8 @@ TYPES = {
     "results": "hash",
     "keeping": "zset",
     "waits": "zset",
+    "acked": "stream",
+    "ackedparts": "list",
     "batch": "hash",
     "claim": "string",
     "query": "hash",
@@ -91,8 +93,8 @@ class SlotKeys:
     """The keys of one slot."""
 
     __slots__ = (
-        "arrivals", "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures",
-        "index", "keeping", "leases", "merge", "middle", "pending",
+        "acked", "ackedparts", "arrivals", "audit", "bodies", "claim_stem", "created", "dead",
+        "deaths", "failures", "index", "keeping", "leases", "merge", "middle", "pending",
         "prepare", "queries", "query_stem", "querylog_stem", "querymarks_stem", "rates", "records",
         "results", "settled0", "settled1", "slot", "stage_stem", "store", "targets", "topic",
         "trash", "waits",
@@ -124,6 +126,8 @@ class SlotKeys:
         self.results = stem + b"results"
         self.keeping = stem + b"keeping"
         self.waits = stem + b"waits"
+        self.acked = stem + b"acked"
+        self.ackedparts = stem + b"ackedparts"
         self.claim_stem = stem + b"claim:"
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"

@@ -25,6 +25,7 @@ from rmq.kernel.core.body_limits import BODY_CEILING, BODY_DEFAULT, CALL_BYTES
 from rmq.kernel.core.dead_to import DeadTo
 from rmq.kernel.core.delivery_limits import Limit, Limits, parse_limits
 from rmq.kernel.core.groups import OFF as NO_GROUPS, Groups, parse_groups
+from rmq.kernel.core.history_limits import OFF as NO_HISTORY, History, parse_history
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.layout import Layout
 from rmq.kernel.core.pause import Pause
@@ -38,6 +39,7 @@ from rmq.kernel.core.validation import (
     check_int,
     duration_ms,
     format_duration,
+    one_of,
     parse_duration,
 )
 
@@ -166,12 +168,6 @@ def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
     return 0 if value is None else duration_ms(value, field_name, low_ms=low_ms, zero=True)
 
 
-def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in words:
-        raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
-    return value
-
-
 class TopicSettings(TypedDict, total=False):
     """The settings of a topic in the form in which callers give them.
 
@@ -200,6 +196,7 @@ class TopicSettings(TypedDict, total=False):
     groups: Groups | str | None
     max_depth: int | None
     dead_to: str | None
+    history: History | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +245,7 @@ class Settings:
             message becomes a dead letter.
         dead_to: Topic that gets a copy of each dead letter of this topic, or None. The copy is
             stored in the same step.
+        history: Which acked messages can still be read, or None if acked messages are deleted.
         paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
         sends_paused: Pause of all sends, or None if they are not paused.
         layout: History of the topic's slots, or None if the topic was never resized.
@@ -273,6 +271,7 @@ class Settings:
     groups: Groups | None = None
     max_depth: int = DEPTH_DEFAULT
     dead_to: DeadTo | None = None
+    history: History | None = None
     paused: Pause | None = None
     sends_paused: Pause | None = None
     layout: Layout | None = None
@@ -359,6 +358,7 @@ class Settings:
         """Return the settings as fields of a slot's hash, which scripts read."""
         layout, parts = self.layout, self.layout or Layout(0, self.slots, self.slots)
         paused = str(self.paused.since_ms) if self.paused else ""
+        delivered_from = layout.delivered_from if layout and index < self.slots else 0
         if layout and layout.resizing and layout.is_blocked(index, self.slots):
             paused = paused or str(layout.resizing.since_ms)
         optional = {
@@ -371,9 +371,8 @@ class Settings:
             ),
             "resizes": str(layout.resizes) if layout else "",
             "dead_to": self.dead_to.of_slot(index) if self.dead_to else "",
-            "delivered_from": str(layout.delivered_from or "")
-            if layout and index < self.slots
-            else "",
+            "history": self.history.of_slot(index, self.slots, parts) if self.history else "",
+            "delivered_from": str(delivered_from or ""),
         }
         return {name: value for name, value in optional.items() if value} | {
             "max_retries": str(self.max_retries),
@@ -420,10 +419,10 @@ _CHECKS: dict[str, tuple[str, Any]] = {
         "max_length",
         lambda v: 0 if v is None else check_int(v, "max_length", 0, 1_000_000_000),
     ),
-    "overflow": ("overflow", lambda v: _choice(v, "overflow", ("reject", "block", "drop_lowest"))),
+    "overflow": ("overflow", lambda v: one_of(v, "overflow", ("reject", "block", "drop_lowest"))),
     "max_body": ("max_body", lambda v: check_int(v, "max_body", 1, BODY_CEILING)),
     "expires": ("expires_ms", lambda v: _off_or(v, "expires")),
-    "on_expire": ("on_expire", lambda v: _choice(v, "on_expire", ("dead", "drop"))),
+    "on_expire": ("on_expire", lambda v: one_of(v, "on_expire", ("dead", "drop"))),
     "durability": ("durability", parse_durability),
     "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
     "unhandled": ("unhandled_ms", lambda v: _off_or(v, "unhandled", 1000)),
@@ -435,11 +434,13 @@ _CHECKS: dict[str, tuple[str, Any]] = {
         lambda v: 0 if v is None else check_int(v, "max_depth", 0, DEPTH_CEILING),
     ),
     "dead_to": ("dead_to", dead_tos.parse),
+    "history": ("history", parse_history),
 }
 PUBLIC = tuple(_CHECKS)
 # Settings that topics of an older version do not have, and their text.
 _LATER = {
     "slo": slos.OFF, "groups": NO_GROUPS, "max_depth": str(DEPTH_DEFAULT), "dead_to": dead_tos.OFF,
+    "history": NO_HISTORY,
 }  # fmt: skip
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 
@@ -471,7 +472,7 @@ def _describe(name: str, value: Any) -> Any:
         return format_duration(value / 1000) if value else "off"
     if name == "retry":
         return policies.describe(value)
-    if name in ("groups", "dead_to"):
+    if name in ("groups", "dead_to", "history"):
         return str(value or "off")
     return describe_durability(value) if name == "durability" else str(value)
 
@@ -525,7 +526,7 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
             values[name] = delivery_limits.from_redis(text)
         elif name == "dead_to":
             values[name] = dead_tos.from_redis(text)
-        elif name in ("groups", "slo", "overflow", "on_expire"):
+        elif name in ("groups", "history", "slo", "overflow", "on_expire"):
             values[name] = _CHECKS[name][1](text)
         elif name in ("slots", "max_retries", "max_length", "max_body", "max_depth"):
             values[name] = _CHECKS[name][1](int(text))

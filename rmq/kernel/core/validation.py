@@ -274,6 +274,13 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
     return ms
 
 
+def one_of(value: object, field_name: str, words: tuple[str, ...]) -> str:
+    """Return a text if it is one of these words."""
+    if not isinstance(value, str) or value not in words:
+        raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
+    return value
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a hint for an error, such as `, did you mean 'x'?`.
 

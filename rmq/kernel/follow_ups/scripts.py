@@ -176,7 +176,7 @@ def ack_then(
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
-            keys.results, keys.keeping,
+            keys.results, keys.keeping, keys.acked, keys.ackedparts,
         ),
         [
             clock.now_us, session.call, context.channel, b"%d" % keys.index, *runs,

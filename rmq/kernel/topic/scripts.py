@@ -31,7 +31,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
             keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
-            keys.store, keys.prepare, keys.results, keys.keeping,
+            keys.store, keys.prepare, keys.results, keys.keeping, keys.acked, keys.ackedparts,
         ),
         [clock.now_us, limit],
         lambda reply: TidyReply(reply[0], reply[1] == 1),
@@ -361,10 +361,13 @@ def slot(
     """Write the settings of a topic to a slot, unless the slot already has this version of them."""
     return Command(
         script_loader.load("slot"),
-        (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
+        (
+            keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1, keys.acked,
+            keys.ackedparts,
+        ),
         [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
-    )
+    )  # fmt: skip
 
 
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
@@ -379,7 +382,7 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
             keys.rates, keys.trash, keys.deaths, keys.arrivals, keys.pending, keys.targets,
-            keys.results, keys.keeping, keys.waits,
+            keys.results, keys.keeping, keys.waits, keys.acked, keys.ackedparts,
         ),
         [created, "" if most is None else most],
         lambda reply: SlotDeleteReply(*reply),

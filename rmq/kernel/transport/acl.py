@@ -99,13 +99,13 @@ _LARGE_BODIES = ("multi", "exec", "hset")
 SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
 _CONSUMING = (
     "subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "hdel", "sadd", "exists",
-    "smismember",
+    "smismember", "xrange", "xlen",
 )  # fmt: skip
 _OPERATING = (
     "info", "smembers", "smismember", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get",
     "pttl", "del", "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore",
     "zremrangebyrank", "zremrangebyscore", "lrange", "zmscore", "wait", "waitaof", "hset", "hdel",
-    "hscan", "subscribe",
+    "hscan", "subscribe", "xrange", "xlen",
 )  # fmt: skip
 
 # The plain commands of each role, sent by transports and by RawCommand.
@@ -132,7 +132,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     )),
     "viewer": frozenset((
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
-        "zrangebyscore", "mget", "zrange", "lrange", "hget", "hscan",
+        "zrangebyscore", "mget", "zrange", "lrange", "hget", "hscan", "xrange", "xlen",
     )),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from rmq.cli_framework.param_types import (
     DURATION,
     DURATION_OR_OFF,
     GROUPS,
+    HISTORY,
     LIMIT,
     RETRY,
     SIZE,
@@ -131,6 +132,11 @@ _settings = with_options(
     ),
     click.option(
         "--dead-to", metavar="TOPIC", help="Topic that gets a copy of each dead letter.  [off]"
+    ),
+    click.option(
+        "--history",
+        type=HISTORY,
+        help="Limits for acked messages that stay readable: keep=7d,max_bytes=1GiB.  [off]",
     ),
 )
 

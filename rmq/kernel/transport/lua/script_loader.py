@@ -41,7 +41,7 @@ READS = frozenset((
     "exists", "get", "hexists", "hget", "hgetall", "hlen", "hmget", "hscan", "lindex", "llen",
     "lrange", "mget", "pttl", "pubsub|numsub", "scard", "smismember", "time", "type", "zcard",
     "zcount", "zlexcount", "zmscore", "zrange", "zrangebylex", "zrangebyscore", "zrevrangebylex",
-    "zrevrangebyscore", "zscore",
+    "zrevrangebyscore", "zscore", "xlen", "xrange",
 ))  # fmt: skip
 
 _CALL = re.compile(r"redis\.p?call\(\s*('([A-Za-z]+)'(?:\s*,\s*'([A-Z]+)')?)?")

@@ -1,0 +1,6 @@
+-- Sizes in the history, which lib/history/trim_history describes.
+local PART = 32768 -- bytes of a part, at least
+local ENTRY_MOST = 100 -- messages of an entry
+local ENTRY, KEPT_MESSAGE = 64, 32 -- bytes that Redis needs for an entry, and besides each record
+local STATE = '^(%d+)-(%d+) (%d+) (%d+)$' -- the field `acked`
+local NO_STATE = '0-0 0 0'

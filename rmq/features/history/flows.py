@@ -1,0 +1,384 @@
+"""Read acked messages from the history of a topic, and find positions in it.
+
+`lua/lib/history/history.lua` describes how a slot keeps acked messages. Only plain commands read
+them, so a reader costs workers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property, partial
+from random import randrange
+from typing import Any, Literal, NamedTuple
+
+from rmq.errors import ConfigurationError, HistoryLost, InvalidValue, TopicVanished
+from rmq.kernel.core import object_store, record
+from rmq.kernel.core.body_limits import CALL_BYTES
+from rmq.kernel.core.codec import Offloaded, reference_of
+from rmq.kernel.core.groups import GROUP_MARK, group_in
+from rmq.kernel.core.ids import MEMBER_SIZE, MessageId
+from rmq.kernel.core.object_store import Reference
+from rmq.kernel.core.record import Record
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import Moment, check_epoch_ms, check_int
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.reading import body_of
+from rmq.kernel.transport.flow.steps import Command, Flow, InThread, pipeline
+from rmq.kernel.transport.lua import script_loader
+
+READ_MOST = 10_000  # messages of one call
+FIRST_READ = 50  # entries of a slot in the first command, before their size is known
+ENTRY_MOST = 100  # messages of an entry
+PAGE_BYTES = 16 * 1024 * 1024  # a page ends after about as many bytes
+LAST_SEQ = 2**64 - 1
+SLOTS_AT_ONCE = 64
+
+# The last entry that was read in each slot: `<ms of the ack>-<number>` by the slot's index.
+Position = dict[int, str]
+Entry = tuple[int, int]  # an entry of a slot: time of the ack, epoch ms, and its number in that ms
+START: Entry = (0, 0)
+
+
+@dataclass(frozen=True)
+class AckedMessage:
+    """A message in the history of a topic. Body and headers are decoded at the first access.
+
+    Attributes:
+        id: Message id.
+        slot: Index of the message's slot.
+        entry: The message's place in the history of the slot.
+        record: The message as Redis stores it.
+    """
+
+    id: MessageId
+    slot: int
+    entry: str
+    record: bytes = field(repr=False)
+
+    @cached_property
+    def _fields(self) -> Record:
+        return record.read(self.record)
+
+    @property
+    def acked_at(self) -> datetime:
+        """Time of the ack, by the clock of Redis."""
+        return moment(_parse(self.entry)[0])
+
+    @cached_property
+    def body(self) -> Any:
+        """The decoded body; of a message that collects bodies, a list of them.
+
+        Raises:
+            DecodeError: The body cannot be decoded, or its object cannot be read from the store.
+        """
+        return body_of(self._fields)
+
+    @cached_property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers."""
+        return record.shown_headers(self._fields.headers)
+
+    @property
+    def type(self) -> str | None:
+        """Message type, or None."""
+        return self._fields.headers.get(record.TYPE_MARK)
+
+    @property
+    def group(self) -> str | None:
+        """Name of the group, or None."""
+        return group_in(self._fields.headers.get(GROUP_MARK))
+
+    @property
+    def priority(self) -> int | None:
+        """Priority. None for a message with a due time and no priority."""
+        return self._fields.priority or None
+
+
+class HistoryPage(NamedTuple):
+    """A page of the history of a topic.
+
+    Attributes:
+        messages: The messages, in the order of their acks within each slot.
+        position: Position behind this page, for the parameter `after` of the next call.
+        is_last: Whether the history has no further message in the range now.
+    """
+
+    messages: list[AckedMessage]
+    position: Position
+    is_last: bool
+
+
+class HistoryState(NamedTuple):
+    """The size of a topic's history.
+
+    Attributes:
+        entries: Number of acks. An ack of a batch has up to 100 messages.
+        bytes: Memory that they need in Redis, about.
+        oldest: Time of the first ack that is kept, or None if the history is empty.
+    """
+
+    entries: int
+    bytes: int
+    oldest: datetime | None
+
+
+class _SlotState(NamedTuple):
+    created: bytes | None
+    newest: Entry
+    size: int
+    gone: Entry  # newest entry that was removed
+
+
+def _parse(text: object, name: str = "position") -> Entry:
+    """Return an entry as numbers that can be compared."""
+    ms, dash, seq = text.partition("-") if isinstance(text, str) else ("", "", "")
+    if not (dash and ms.isdecimal() and seq.isdecimal() and len(text) < 41):  # type: ignore[arg-type]
+        raise InvalidValue(f"{name}: {text!r:.60}; give the position of a page unchanged")
+    return int(ms), int(seq)
+
+
+def _text(entry: Entry) -> str:
+    return f"{entry[0]}-{entry[1]}"
+
+
+def _state_command(context: TopicContext, index: int) -> Command[_SlotState]:
+    def parse(reply: list[bytes | None]) -> _SlotState:
+        newest, size, _ = (reply[1] or b"0-0 0 0").decode().split()
+        gone = (reply[2] or b"0-0").decode()
+        return _SlotState(reply[0], _parse(newest), int(size), _parse(gone))
+
+    keys = context.slots[index]
+    fields = [b"created", b"acked", b"acked_gone"]
+    return Command(script_loader.plain("HMGET"), (keys.slot,), fields, parse)
+
+
+def _entries_command(
+    context: TopicContext, index: int, after: Entry, upto: str, count: int
+) -> Command[list[list[AckedMessage]]]:
+    """Read entries of a slot. Each has the messages of one ack."""
+    keys = context.slots[index]
+
+    def parse(reply: Any) -> list[list[AckedMessage]]:
+        return [
+            [
+                AckedMessage(keys.id_of(member), index, entry.decode(), stored)
+                for member, stored in _unpacked(fields[1])
+            ]
+            for entry, fields in reply
+        ]
+
+    args = [f"({_text(after)}", upto, b"COUNT", count]
+    return Command(script_loader.plain("XRANGE"), (keys.acked,), args, parse)
+
+
+def _unpacked(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Return the member and the record of each message of an entry."""
+    at = 0
+    while at < len(packed):
+        begin = at + MEMBER_SIZE + 4
+        end = begin + int.from_bytes(packed[begin - 4 : begin])
+        yield packed[at : begin - 4], packed[begin:end]
+        at = end
+
+
+def _states(context: TopicContext, indexes: Sequence[int]) -> Flow[dict[int, _SlotState]]:
+    """Read the state of the history of some slots, after the topic was opened."""
+    states: list[_SlotState] = []
+    for at in range(0, len(indexes), SLOTS_AT_ONCE):
+        page = indexes[at : at + SLOTS_AT_ONCE]
+        states += yield from pipeline([_state_command(context, index) for index in page])
+    if any(state.created is None for state in states):
+        context.forget()
+        raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was read")
+    return dict(zip(indexes, states, strict=True))
+
+
+def _open(context: TopicContext, slots: Iterable[int] | None = None) -> Flow[dict[int, _SlotState]]:
+    """Open the topic, and read the state of the history of some slots, by default of all.
+
+    Raises:
+        ConfigurationError: The topic keeps no history.
+    """
+    yield from opening.open(context, create=False)
+    states = yield from _states(context, _indexes(context, slots))
+    if any(state.created != context.created for state in states.values()):  # it was resized
+        context.forget()
+        yield from opening.open(context, create=False)
+        states = yield from _states(context, _indexes(context, slots))
+    if context.settings.history is None and not any(each.newest[0] for each in states.values()):
+        raise ConfigurationError(
+            f"topic {context.name!r} keeps no history; turn it on: rmq topic set {context.name} "
+            "--history keep=7d,max_bytes=1GiB"
+        )
+    return states
+
+
+def _indexes(context: TopicContext, slots: Iterable[int] | None) -> list[int]:
+    if slots is None:
+        return list(range(len(context.slots)))
+    return [check_int(slot, "slots", 0, len(context.slots) - 1) for slot in dict.fromkeys(slots)]
+
+
+def _before(value: Moment, name: str) -> Entry:
+    """Return the last possible entry before a time."""
+    return check_epoch_ms(value, name, allow_past=True) - 1, LAST_SEQ
+
+
+def read(
+    context: TopicContext,
+    since: Moment | None,
+    until: Moment | None,
+    after: Mapping[int, str] | None,
+    upto: Mapping[int, str] | None,
+    slots: Iterable[int] | None,
+    limit: int,
+    stored: bool,
+) -> Flow[HistoryPage]:
+    """Read a page of the history, behind a position. `AsyncTopicHistory.read` has the details."""
+    check_int(limit, "limit", 1, READ_MOST)
+    given = {slot: _parse(text, "after") for slot, text in (after or {}).items()}
+    ends = {slot: _parse(text, "upto") for slot, text in (upto or {}).items()}
+    first = START if since is None else _before(since, "since")
+    last = (2**63, 0) if until is None else _before(until, "until")
+    states = yield from _open(context, slots)
+    position: dict[int, Entry] = {}
+    for index, state in states.items():
+        position[index] = given.get(index) or max(first, state.gone)
+        _check_kept(context, index, position[index], state)
+    active = [index for index in states if position[index] < ends.get(index, last)]
+    turn = randrange(len(active)) if active else 0  # so that no slot is always the last
+    active = active[turn:] + active[:turn]
+    messages: list[AckedMessage] = []
+    sizes = _EntrySizes()
+    while active and len(messages) < limit and sizes.bytes < PAGE_BYTES:
+        page = active[: min(SLOTS_AT_ONCE, limit - len(messages))]
+        count = sizes.count(max(1, (limit - len(messages)) // len(page)))
+        commands: list[Command[Any]] = []
+        for index in page:
+            end = _text(min(last, ends.get(index, last)))
+            commands += [
+                _entries_command(context, index, position[index], end, count),
+                _state_command(context, index),
+            ]
+        replies = yield from pipeline(commands)
+        ended = set()
+        for index, entries, state in zip(page, replies[::2], replies[1::2], strict=True):
+            if index in given or position[index] > first:
+                _check_kept(context, index, position[index], state)
+            for entry in entries:
+                if messages and len(messages) + len(entry) > limit:
+                    break
+                messages += entry
+                position[index] = _parse(entry[0].entry)
+            else:
+                if len(entries) < count:
+                    ended.add(index)
+            sizes.learn(entries)
+        if messages and len(messages) + sizes.messages_each > limit:
+            active = active[len(page) :] + page
+            break
+        active = [index for index in active[len(page) :] + page if index not in ended]
+    messages.sort(key=lambda message: _parse(message.entry))
+    if not stored:
+        messages = yield from _with_objects(messages)
+    ended_at = {index: _text(entry) for index, entry in position.items()}
+    return HistoryPage(messages, ended_at, not active)
+
+
+class _EntrySizes:
+    """Chooses how many entries the next command reads, by the sizes of those that were read."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._messages, self._entries, self._most = 0, 0, FIRST_READ
+
+    @property
+    def messages_each(self) -> int:
+        """Average number of messages of an entry, rounded up."""
+        return -(-self._messages // self._entries) if self._entries else ENTRY_MOST
+
+    def count(self, messages: int) -> int:
+        """Return how many entries to read for about so many messages."""
+        return max(1, min(self._most, messages // self.messages_each))
+
+    def learn(self, entries: list[list[AckedMessage]]) -> None:
+        """Note entries that were read."""
+        self._entries += len(entries)
+        self._messages += sum(map(len, entries))
+        self.bytes += sum(len(message.record) for entry in entries for message in entry)
+        self._most = max(1, CALL_BYTES * self._entries // (self.bytes + 1))
+
+
+def _check_kept(context: TopicContext, index: int, read_to: Entry, state: _SlotState) -> None:
+    if state.gone > read_to:
+        raise HistoryLost(
+            f"topic {context.name!r}, slot {index}: acked messages behind position "
+            f"{_text(read_to)} were removed, up to {_text(state.gone)}; the history reached its "
+            "limit before they were read. Read on from what is kept, or raise the limits: rmq "
+            f"topic set {context.name} --history keep=...,max_bytes=...",
+            slot=index,
+            position=_text(read_to),
+            removed_to=_text(state.gone),
+        )
+
+
+def _with_objects(messages: list[AckedMessage]) -> Flow[list[AckedMessage]]:
+    """Read the offloaded bodies of messages from the object store, if this process can."""
+    found = []
+    for at, message in enumerate(messages):
+        if reference_of(message.record[0] >> 5, b"C") is not None:
+            fields = record.read(message.record)
+            packed = reference_of(fields.codec, fields.body)
+            if packed is not None:
+                found.append((at, len(fields.body), Reference.read(packed)))
+    if found:
+        references = [reference for _, _, reference in found]
+        objects = yield InThread(partial(object_store.read_all, references, Offloaded.limit))
+        for (at, body_size, _), data in zip(found, objects, strict=True):
+            if isinstance(data, bytes):
+                head = messages[at].record[:-body_size]
+                messages[at] = replace(messages[at], record=head + data)
+    return messages
+
+
+def position(
+    context: TopicContext, at: Literal["oldest", "newest"] | Moment, slots: Iterable[int] | None
+) -> Flow[Position]:
+    """Return a position in each slot: before the oldest message, behind the newest, or by time."""
+    moment_given = None if at in ("oldest", "newest") else _before(at, "at")  # type: ignore[arg-type]
+    states = yield from _open(context, slots)
+    found = {}
+    for index, state in states.items():
+        if at == "newest":
+            entry = max(state.newest, state.gone)
+        else:
+            entry = max(state.gone, moment_given or START)
+        found[index] = _text(entry)
+    return found
+
+
+def state(context: TopicContext) -> Flow[HistoryState | None]:
+    """Return the size of a topic's history; None if the topic has none."""
+    try:
+        states = yield from _open(context)
+    except ConfigurationError:
+        return None
+    lengths: list[int] = []
+    oldest: list[list[AckedMessage]] = []
+    indexes = list(states)
+    for at in range(0, len(indexes), SLOTS_AT_ONCE):
+        page = indexes[at : at + SLOTS_AT_ONCE]
+        commands: list[Command[Any]] = [
+            Command(script_loader.plain("XLEN"), (context.slots[index].acked,), [], int)
+            for index in page
+        ]
+        commands += [_entries_command(context, index, START, "+", 1) for index in page]
+        replies = yield from pipeline(commands)
+        lengths += replies[: len(page)]
+        oldest += [entry for entries in replies[len(page) :] for entry in entries]
+    first = min((_parse(entry[0].entry)[0] for entry in oldest), default=None)
+    size = sum(each.size for each in states.values())
+    return HistoryState(sum(lengths), size, None if first is None else moment(first))
