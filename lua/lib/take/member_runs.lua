@@ -18,7 +18,7 @@ local function member_runs(ids, count)
     while low < 255 and ids[i + length] == stem .. char(low + 1) .. tail do
       low, length = low + 1, length + 1
     end
-    runs[#runs + 1] = first .. struct.pack('>H', length)
+    runs[#runs + 1] = first .. struct.pack('>I2', length)
     i = i + length
   end
   local is_shorter = i > count and #runs * RUN < count * MEMBER
@@ -31,7 +31,7 @@ local function members_of_runs(runs)
   local members = {}
   for at = 1, #runs, RUN do
     local stem, low = string.sub(runs, at, at + 6), string.byte(runs, at + 7)
-    local tail, length = string.sub(runs, at + 8, at + 12), struct.unpack('>H', runs, at + 13)
+    local tail, length = string.sub(runs, at + 8, at + 12), struct.unpack('>I2', runs, at + 13)
     for number = low, low + length - 1 do
       members[#members + 1] = stem .. string.char(number) .. tail
     end
