@@ -80,6 +80,8 @@ class Scene:
                 held += [(at, each) for each in found]
                 while held:
                     of, each = held[0]
+                    if drawn.random() < 0.3:
+                        at = self._other(at)  # a load balancer
                     answer = consumers[at].settle("ack", [each])
                     if answer.status >= 500:
                         raise OSError(answer)
@@ -89,8 +91,6 @@ class Scene:
                         self.acked[each["body"]] += answer.status == 200
                         if answer.status not in (200, 409):
                             self.unexpected.append(str(answer))
-                    if drawn.random() < 0.3:
-                        at = self._other(at)  # a load balancer
             except GONE:
                 at = 1 - at
             except AssertionError as error:
