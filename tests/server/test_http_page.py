@@ -46,7 +46,10 @@ def test_the_commands_of_the_page_send_receive_and_ack(
     assert client.admin.stats("orders")["settled"] == 1
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize(
+    "kind",
+    ["js", pytest.param("go", marks=pytest.mark.slow)],  # go compiles its own library first
+)
 def test_a_program_of_the_page_handles_and_acks_messages(
     client: rmq.Client, server: Redis, prefix: str, tmp_path: Path, kind: str
 ) -> None:
