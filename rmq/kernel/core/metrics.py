@@ -93,6 +93,7 @@ LABELS = {
     "event": "a counter of Admin.stats: accepted, delivered, settled and others",
     "service": "a service of rmq server",
     "query": "a query that holds messages, by its name in rmq query ls",
+    "version": "the version of RMQ, as in rmq.__version__",
 }
 
 

@@ -24,7 +24,7 @@ def test_a_metric_is_named_after_its_kind_and_unit(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
 def test_a_metric_has_known_labels_and_one_line_of_help(metric: Metric) -> None:
     assert {"topic", "query"} & {*metric.labels} or metric.name.startswith(
-        ("rmq_server_", "rmq_batches_")
+        ("rmq_server_", "rmq_batches_", "rmq_build_info")
     )
     assert set(metric.labels) <= set(LABELS)
     assert metric.help.endswith(".")
