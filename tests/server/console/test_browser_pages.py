@@ -19,6 +19,7 @@ WIDTHS = (360, 1280, 3840)
 BROKEN = (  # answered with an error
     "nothing-here",
     "topics/orders/dead-letters?filter=age%3Esoon",
+    "topics/orders/messages?filter=age%3Esoon",
     "topics/orders/resize?slots=x",
 )
 
