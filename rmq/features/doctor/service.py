@@ -34,8 +34,8 @@ class Problems:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two examinations: as many as between two readings of all topics."""
-        return max(EVERY_LEAST_S, self._survey.every_s)
+        """Seconds between two examinations: twice the time between two readings of all topics."""
+        return max(EVERY_LEAST_S, 2 * self._survey.every_s)
 
     def run_once(self) -> int:
         """Examine Redis and all topics. Return the number of problems."""
