@@ -11,13 +11,30 @@ import functools
 import json
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.faults import table
+from bench.faults.catalogue import ROWS
 from bench.faults.run import ROOT, asked_rows, run
 from bench.pages import fill
 
 PAGE = ROOT / "docs" / "faults.md"
+# Names of the page's tables, and their rows. The storms of the second table take long, so they may
+# run alone.
+TABLES = {
+    "faults": [row.number for row in ROWS[:37]],
+    "outcome_faults": [row.number for row in ROWS[37:]],
+}
+
+
+def filled_page(page: str, found: dict[str, Any], tables: Sequence[str]) -> str:
+    """Return the page with tables of a run."""
+    for name in tables:
+        rows = [row for row in found["rows"] if row["number"] in TABLES[name]]
+        page = fill(page, name, table.markdown(found | {"rows": rows}))
+    return page
 
 
 def main() -> int:
@@ -27,10 +44,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the first seed; it is chosen if it is not given")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="files at a time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was found")
-    parser.add_argument("--pages", action="store_true", help="fill the table of docs/faults.md")
+    parser.add_argument("--pages", action="store_true", help="fill the tables of docs/faults.md")
     asked = parser.parse_args()
-    if asked.pages and asked.rows:
-        parser.error("--pages writes the table of all rows: leave --rows out")
+    numbers = {row.number for row in asked_rows(asked.rows)}
+    filled = [name for name, rows in TABLES.items() if numbers.issuperset(rows)]
+    if asked.pages and numbers != {number for name in filled for number in TABLES[name]}:
+        tables = " or ".join(f"--rows {','.join(rows)}" for rows in TABLES.values())
+        parser.error(f"--pages fills a whole table: leave --rows out, or give {tables}")
     first = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**31)
     seeds = range(first, first + max(1, asked.seeds))
     found = run(asked_rows(asked.rows), seeds, asked.jobs, functools.partial(print, flush=True))
@@ -38,7 +58,7 @@ def main() -> int:
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     if asked.pages:
-        PAGE.write_text(fill(PAGE.read_text(), "faults", table.markdown(found)))
+        PAGE.write_text(filled_page(PAGE.read_text(), found, filled))
     return int(any(row["verdict"] not in ("held", "not yet") for row in found["rows"]))
 
 

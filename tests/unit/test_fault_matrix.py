@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench.faults.__main__ import PAGE, TABLES, filled_page
 from bench.faults.catalogue import ROWS, Row
 from bench.faults.marks import Mark, docstring, marks
 from bench.faults.peer_bugs import PEER_BUGS, PeerBug
@@ -152,6 +153,29 @@ def test_the_table_shows_counts_and_figures() -> None:
         "```text\nF4, a: lost 0\nF4, control: b: lost 3\n```",
     ]
     assert markdown(run).startswith("0 of the 1 rows that have tests are held. 2026-11-22, RMQ 0.1")
+
+
+def test_a_run_fills_only_its_tables() -> None:
+    page = "".join(f"<!-- bench: {name} -->\nold {name}\n<!-- end -->\n" for name in TABLES)
+    about = {"date": "2026-11-30", "rmq": "0.1", "redis-py": "8", "python": "3.11", "cpu": "x"}
+    rows = [
+        {"number": row.number, "fault": row.fault, "holds": row.holds, "note": row.note,
+         "verdict": "held", "why": "", "tests": []}
+        for row in ROWS
+    ]  # fmt: skip
+    found = {"about": about, "seeds": [7], "jobs": 2, "seconds": 9.0, "rows": rows}
+
+    filled = filled_page(page, found, ["outcome_faults"])
+
+    assert [number for numbers in TABLES.values() for number in numbers] == [r.number for r in ROWS]
+    assert "old faults" in filled
+    assert "old outcome_faults" not in filled
+    assert filled.count("\n| F") == len(TABLES["outcome_faults"])
+
+
+def test_the_page_has_every_row() -> None:
+    page = PAGE.read_text()
+    assert [row.number for row in ROWS if page.count(f"\n| {row.number} |") != 1] == []
 
 
 def test_a_file_is_parsed_again_where_another_thread_came_between(
