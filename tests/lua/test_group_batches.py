@@ -16,7 +16,7 @@ from tests.lua.test_send_uniform import uniform
 SETTINGS = [rmq.Groups(), rmq.Groups(order=False, concurrency=3), rmq.Groups(on_dead="hold")]
 # By script, a condition under which all messages take the general way.
 GENERAL = {
-    "send": ("lib/groups/enter_plain_groups", "if vtime >= GROUPS_RESTART then"),
+    "send": ("lib/groups/enter_plain_groups", "if last.vtime >= GROUPS_RESTART then"),
     "ack": ("lib/groups/leave_plain_groups", "if 2 * #fields < #names then"),
 }
 

@@ -11,10 +11,10 @@ local MINUS = 45 -- first byte of the score of a held message
 local function enter_alone(setting, name, id, priority)
   local text, vtime, lane, made =
     unpack(redis.call('HMGET', slot, '/' .. name, 'vtime', 'lane', 'groups_made'))
-  vtime, lane, made = tonumber(vtime or 0), tonumber(lane or 0), tonumber(made or 0)
+  local last = { vtime = tonumber(vtime or 0), lane = tonumber(lane or 0) }
+  last.made = tonumber(made or 0)
   local most = tonumber(string.match(setting, '^%d+'))
   local step = score_step(priority)
-  local score, entry
-  score, entry, lane, made = plain_entrance(text, most, vtime, lane, made, id, priority, step)
-  return score, entry, lane, made
+  local score, entry = plain_entrance(text, most, last, id, priority, step)
+  return score, entry, last.lane, last.made
 end

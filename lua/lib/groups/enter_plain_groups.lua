@@ -19,12 +19,12 @@ local function enter_plain_groups(setting, head, rests, before, members, priorit
     names[i], fields[SLOT_FIELDS + i] = name, '/' .. name
   end
   local texts = redis.call('HMGET', slot, unpack(fields))
-  local vtime = tonumber(texts[1] or 0)
-  local last_lane, last_group = tonumber(texts[2] or 0), tonumber(texts[3] or 0)
-  if vtime >= GROUPS_RESTART then
+  local old_lane, old_made = tonumber(texts[2] or 0), tonumber(texts[3] or 0)
+  local last = { vtime = tonumber(texts[1] or 0), lane = old_lane, made = old_made }
+  if last.vtime >= GROUPS_RESTART then
     return nil -- lib/groups/groups restarts the virtual time
   end
-  local most, lane, made = tonumber(string.match(setting, '^%d+')), last_lane, last_group
+  local most = tonumber(string.match(setting, '^%d+'))
   local step = score_step(priority)
   local entries, others, add, set, count = {}, {}, {}, {}, 0 -- entries: by name, after this call
   for i = 1, #members do
@@ -34,7 +34,7 @@ local function enter_plain_groups(setting, head, rests, before, members, priorit
       text = texts[SLOT_FIELDS + i]
     end
     if text ~= GROUP_ENDED then
-      score, entry, lane, made = plain_entrance(text, most, vtime, lane, made, id, priority, step)
+      score, entry = plain_entrance(text, most, last, id, priority, step)
     end
     if score then
       add[count + 1], add[count + 2], entries[name] = score, id, entry
@@ -45,11 +45,11 @@ local function enter_plain_groups(setting, head, rests, before, members, priorit
   end
   if count > 0 then
     add_members(store, add, count / 2)
-    if lane ~= last_lane then
-      set[count + 1], set[count + 2], count = 'lane', lane, count + 2
+    if last.lane ~= old_lane then
+      set[count + 1], set[count + 2], count = 'lane', last.lane, count + 2
     end
-    if made ~= last_group then
-      set[count + 1], set[count + 2] = 'groups_made', made
+    if last.made ~= old_made then
+      set[count + 1], set[count + 2] = 'groups_made', last.made
     end
     redis.call('HSET', slot, unpack(set))
   end

@@ -53,28 +53,6 @@ local function names_of_groups(ids, chunk)
   return names
 end
 
--- Let messages leave their groups, as leaving_groups describes. `positions`: of these messages, or
--- nil for all.
-local function leave_groups(setting, names, ids, positions, died, later, scores)
-  --- @include "lib/groups/groups"
-  local groups = open_groups(setting)
-  for n = 1, #(positions or ids) do
-    local i = positions and positions[n] or n
-    local id, name = ids[i], names[i]
-    local score = scores and tonumber(scores[i]) or PRIORITY_MIN
-    local ordered = groups.ordered and name ~= ''
-    local stays_out = ordered and later and later[id]
-    local is_dead = died == true or died and died[id]
-    -- Of messages that wait for their time, only the retry of an ordered group is out.
-    if score >= 0 and not stays_out and (score < PRIORITY_END or ordered) then
-      leave_group(groups, name, id, is_dead)
-    elseif score < 0 or is_dead then
-      leave_lane(groups, name, id, is_dead)
-    end
-  end
-  return settle_groups(groups)
-end
-
 -- Note that messages leave their groups, while their records still exist. Returns nil if the slot
 -- has no groups, else a function. The caller calls that function after the messages have left their
 -- queue. It lets the next messages out, and returns whether there were any.
@@ -93,8 +71,7 @@ local function leaving_groups(ids, died, later, scores, leave_plainly)
     return nil
   end
   redis.call('ZCARD', store)
-  local names
-  names = names_of_groups(ids, tonumber(chunk))
+  local names = names_of_groups(ids, tonumber(chunk))
   return function()
     local any_out, others = false, nil
     if leave_plainly then
@@ -103,6 +80,22 @@ local function leaving_groups(ids, died, later, scores, leave_plainly)
     if others and #others == 0 then
       return any_out
     end
-    return leave_groups(setting, names, ids, others, died, later, scores) or any_out
+    --- @include "lib/groups/groups"
+    local groups = open_groups(setting)
+    for n = 1, #(others or ids) do
+      local i = others and others[n] or n
+      local id, name = ids[i], names[i]
+      local score = scores and tonumber(scores[i]) or PRIORITY_MIN
+      local ordered = groups.ordered and name ~= ''
+      local stays_out = ordered and later and later[id]
+      local is_dead = died == true or died and died[id]
+      -- Of messages that wait for their time, only the retry of an ordered group is out.
+      if score >= 0 and not stays_out and (score < PRIORITY_END or ordered) then
+        leave_group(groups, name, id, is_dead)
+      elseif score < 0 or is_dead then
+        leave_lane(groups, name, id, is_dead)
+      end
+    end
+    return settle_groups(groups) or any_out
   end
 end

@@ -22,7 +22,7 @@ end
 -- Return the fields of groups, each once, and the position of the first message of each group. The
 -- third result has by name whether several messages leave the group.
 --- @inline
-local function fields_of(names)
+local function group_fields(names)
   local fields, positions, is_other, count = {}, {}, {}, 0
   for i = 1, #names do
     local name = names[i]
@@ -60,7 +60,7 @@ end
 --   names: names of the groups, by position; vtime: virtual time of the slot
 local function leave_plain_groups(names, ids, vtime)
   local string, struct = string, struct -- local variables are faster than global ones
-  local fields, positions, is_other = fields_of(names)
+  local fields, positions, is_other = group_fields(names)
   if 2 * #fields < #names then
     return false, nil -- lib/groups/groups computes once for all messages that leave a group
   end
@@ -78,11 +78,11 @@ local function leave_plain_groups(names, ids, vtime)
       else
         set[changed + 1], set[changed + 2], changed = fields[n], entry, changed + 2
       end
+      if next_id and priority ~= last_priority then
+        step = score_step(priority)
+        last_priority = priority
+      end
       if next_id then
-        if priority ~= last_priority then
-          step = score_step(priority)
-          last_priority = priority
-        end
         local score = score_text(priority, 0.5 - tag * step)
         move[moved + 1], move[moved + 2], moved = score, next_id, moved + 2
       end

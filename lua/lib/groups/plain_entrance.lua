@@ -29,34 +29,34 @@ local function entry_with_one_more(text, most, vtime, made, id, priority)
   return entry, tag
 end
 
--- Return the score of a message, the entry of its group, and two new values of the slot: the number
--- of its last lane and of its last group. The message goes out, or is held behind other messages.
--- Return nil as the score if the entry is not plain.
+-- Return the score of a message and the new entry of its group. The message goes out, or is held
+-- behind other messages. Return nil as the score if the entry is not plain.
 --   text: the entry, or false; most: how many messages of the group may be out
---   vtime, lane, made: virtual time, last lane and last group of the slot
+--   last: table with `lane` and `made`, the last lane and the last group of the slot, which this
+--     function changes, and with `vtime`, the virtual time
 --   step: of score_step
 --- @inline
-local function plain_entrance(text, most, vtime, lane, made, id, priority, step)
-  local next_made, next_number = text and made or made + 1, lane
-  local entry, tag = entry_with_one_more(text, most, vtime, next_made, id, priority)
+local function plain_entrance(text, most, last, id, priority, step)
+  local made, number, score = text and last.made or last.made + 1, last.lane, nil
+  local entry, tag = entry_with_one_more(text, most, last.vtime, made, id, priority)
   if entry then
     local out_score = score_text(priority, 0.5 - (tag - tag % 1) * step)
-    return out_score, entry, lane, next_made
+    last.made = made
+    return out_score, entry
   end
   if not text then
-    return nil, nil, lane, made
+    return nil, nil
   end
   local high, middle, low = string.byte(text, LANE_AT, LANE_AT + 2) -- the largest held priority
   if high + middle + low == 0 then
-    next_number = next_lane(lane)
-    if not next_number then
-      return nil, nil, lane, made
+    number = next_lane(number)
+    if not number then
+      return nil, nil
     end
   end
-  local score
-  score, entry = held_entry(text, next_number, id, priority)
-  if not score then
-    next_number = lane
+  score, entry = held_entry(text, number, id, priority)
+  if score then
+    last.lane = number
   end
-  return score, entry, next_number, made
+  return score, entry
 end

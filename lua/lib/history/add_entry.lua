@@ -28,7 +28,7 @@ local function add_entry(packed, size, history, text, now)
       if string.find(reply.err, 'OOM', 1, true) then
         redis.call('LLEN', ackedparts)
         allow_oom(prepare)
-        bytes, open = make_room(newest, tonumber(bytes), tonumber(open)), 0
+        bytes, open = free_room(newest, tonumber(bytes), tonumber(open)), 0
       end
       redis.call('XADD', acked, entry, 'm', packed)
     end

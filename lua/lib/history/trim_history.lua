@@ -77,7 +77,7 @@ local function end_part(newest, open)
 end
 
 -- Remove the oldest parts, because Redis is at maxmemory. Return the bytes that are left.
-local function make_room(newest, bytes, open)
+local function free_room(newest, bytes, open)
   end_part(newest, open)
   bytes = trim_history(bytes, 0, 0, FREED)
   return bytes
