@@ -90,7 +90,6 @@ LABELS = {
     "type": "a message type with a handler in this process; other; empty: no type",
     "verb": "ack, nack, reject, release, lost or own, as in rmq.Outcome",
     "queue": "where messages are: retries, priority, due, later, in_flight or dead",
-    "version": "the version of RMQ",
     "event": "a counter of Admin.stats: accepted, delivered, settled and others",
     "service": "a service of rmq server",
     "query": "a query that holds messages, by its name in rmq query ls",
