@@ -46,7 +46,7 @@ PAGES = {
     "docs/django.md": 0,
     "docs/frameworks.md": 0,
     "docs/tutorial.md": 0,
-    "docs/cli.md": 15,
+    "docs/cli.md": 16,
     "docs/audit.md": 0,
     "docs/codecs.md": 0,
     "docs/errors.md": 0,
