@@ -62,6 +62,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
         "--limit", "rate:100:1m,concurrency:6", "--slo", "p95<1.5s", "--max-depth", "50",
         "--groups", "concurrency=5, share.gold=4", "--dead-to", f"{name}-graves",
+        "--history", "keep=7d,max_bytes=2GiB",
     ]  # fmt: skip
 
     run("topic", "create", f"{name}-graves")
@@ -75,6 +76,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,
         "limit": "rate:100:1m,concurrency:6", "slo": "p95<1.5s", "max_depth": 50,
         "groups": "concurrency=5,share.gold=4", "dead_to": f"{name}-graves",
+        "history": "keep=7d,max_bytes=2GiB",
     }  # fmt: skip
     assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]
     shown = run("topic", "show", name).stdout
