@@ -42,6 +42,43 @@ def receives_and_settles(s: Scene) -> None:
             delivery.nack(delay=60)
 
 
+@of("consumer", "worker", "server")
+def adds_to_a_full_history(s: Scene) -> None:
+    s.topic(history="keep=1h,max_bytes=1MiB")
+    slot = f"rmq:{{{s.name}_0}}:slot"
+    s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(2)])
+    # Each ack ends a part, and removes it with the references to offloaded bodies.
+    s.raw.hset(slot, mapping={"history": "1:3600000", "offloaded": 0})
+    with s.api.topic(s.name).consumer() as consumer:
+        assert consumer.ack(consumer.receive(2)) == []
+
+
+@of("consumer", "worker", "server", "operator", "viewer")
+def reads_a_history(s: Scene) -> None:
+    s.topic(history="keep=1h,max_bytes=1MiB")
+    s.full.topic(s.name).send(1)
+    with s.full.topic(s.name).consumer() as consumer:
+        consumer.ack(consumer.receive())
+
+    reader = s.api.topic(s.name).history
+
+    assert [message.body for message in reader.read().messages] == [1]
+    assert reader.state().entries == 1
+
+
+@of("consumer", "worker", "server", "operator")
+def sweeps_a_history(s: Scene) -> None:
+    s.topic(history="keep=1h,max_bytes=1MiB")
+    s.full.topic(s.name).send(1)
+    with s.full.topic(s.name).consumer() as consumer:
+        consumer.ack(consumer.receive())
+    s.raw.hset(f"rmq:{{{s.name}_0}}:slot", mapping={"history": "1:3600000", "offloaded": 0})
+    context = inner_of(s.api.topic(s.name))._context
+
+    s.run(opening.open(context))
+    s.run(tidy.tidy(context))
+
+
 @of("consumer", "worker")
 def reports_progress(s: Scene) -> None:
     s.topic()

@@ -227,12 +227,24 @@ def test_tidy_removes_what_is_older_than_the_limit_and_nothing_else(keeping):
     assert entries(box) == []
 
 
+def test_tidy_ends_a_part_once_a_minute(keeping):
+    box = keeping
+    for _ in range(5):
+        box.one()
+        box.ack(box.take_one())
+        tidy(box)
+        box.clock.advance(20)
+
+    assert len(box.state()["ackedparts"]) == 2
+
+
 def test_a_history_that_was_turned_off_is_swept(keeping):
     box = keeping
-    for lease in (box.send(40), box.take(40))[1]:
+    for lease in (box.send(40), box.take(40, lease_ms=7_200_000))[1]:
         limit(box, 100)  # each message is a part
         box.redis.hset(box.keys.slot, "history", f"1000000:{KEEP_S}000")
         box.ack(lease)
+        box.clock.advance(61)
         tidy(box)
     plain = box.settings.__class__(retry=box.settings.retry)
     box.run(topic_scripts.slot(box.handle, box.keys, box.created, plain.for_slot(), 1))
@@ -265,11 +277,11 @@ def full(tight: Box) -> Any:
     box = tight
     limit(box, 1 << 20)
     ids = box.send(43)
-    leases = box.take(43)
+    leases = box.take(43, lease_ms=7_200_000)
     for lease in leases[:40]:
         box.ack(lease)
+        box.clock.advance(61)
         tidy(box)
-        box.clock.advance(0.001)
     tight.redis.script_load(script_loader.load("ack").text)
     box.redis.config_set("maxmemory", 1)
     yield box, ids, leases[40:]

@@ -1,7 +1,9 @@
 -- Removing messages from a history that is past its limits, or whose topic has none any more.
---- @needs slot dead
+--- @needs slot dead ackedparts
 --- @include "lib/history/trim_history"
 --- @include "lib/writes"
+
+local PART_MS = 60000 -- time of a part, so that a slot with few acks also removes them
 
 -- Remove messages from the history, and return whether more are to be removed. Nothing may be
 -- written before this call, which also finds out whether Redis is at maxmemory.
@@ -16,8 +18,12 @@ local function tidy_history(history, text, now)
   elseif history then
     most, before = tonumber(string.match(history, '^%d+')), now - string.match(history, '%d+$')
   end
-  end_part(newest, tonumber(open))
+  local last_part = redis.call('LINDEX', ackedparts, -1)
+  if most == 0 or not last_part or tonumber(string.match(last_part, '^%d+')) < now - PART_MS then
+    end_part(newest, tonumber(open))
+    open = 0
+  end
   local left, more = trim_history(tonumber(bytes), most, before, PARTS_MOST)
-  redis.call('HSET', slot, 'acked', newest .. string.format(' %.0f 0', left))
+  redis.call('HSET', slot, 'acked', newest .. string.format(' %.0f %.0f', left, open))
   return more
 end
