@@ -23,6 +23,7 @@ PAIRS = [
     (rmq.Batch, rmq.AsyncBatch),
     (rmq.Schedule, rmq.AsyncSchedule),
     (rmq.ResultHandle, rmq.AsyncResultHandle),
+    (rmq.TopicHistory, rmq.AsyncTopicHistory),
 ]
 
 
