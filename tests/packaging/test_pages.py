@@ -57,6 +57,7 @@ PAGES = {
     "docs/faq.md": 0,
     "docs/managed-redis.md": 1,
     "docs/outbox.md": 0,
+    "docs/history.md": 0,
     "docs/outcomes.md": 0,
     "docs/workers.md": 0,
     "docs/observability.md": 0,
