@@ -17,6 +17,7 @@ from tests.servers import Server as Redis
 WITHOUT_PATH = {  # verbs of Admin, and why no request does them
     "spans": "cursors do the same for one reader",
     "job_run": "the services of the server run jobs",
+    "dead_letter_edit": "the console and the command line show the old body first",
     "sweep_offloaded": "it lists a whole store, for minutes; a server may not have it",
     **dict.fromkeys(("tokens", "token_create", "token_revoke"), "a server may not make its rights"),
 }
