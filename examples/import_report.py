@@ -56,6 +56,18 @@ def report(name: str, d: rmq.Delivery) -> None:
     write_report(name, d.batch_counts, list(failed_rows(name)))
 
 
+def failed_rows(name: str) -> Iterator[Row]:
+    """Yield the rows of an import that are dead letters, each with its error."""
+    cursor: str | None = ""
+    while cursor is not None:
+        page = client.admin.dead_letters(
+            rows.name, filter=f'header.import="{name}"', cursor=cursor or None, limit=1000
+        )
+        for letter in page.messages:
+            yield {**letter.body, "error": letter.failure.error if letter.failure else ""}
+        cursor = page.cursor
+
+
 def message(name: str, row: Row) -> rmq.Outgoing:
     return rmq.Outgoing(
         row, group=row["tenant"], dedup_key=f"{name}/{row['number']}", headers={"import": name}
@@ -85,18 +97,6 @@ def follow(batch: rmq.Batch, cancel_after: int | None) -> None:
             elif time.monotonic() > until:
                 sys.exit(f"{batch.name} has ended, and its report is in another directory")
             time.sleep(LOOK_S)
-
-
-def failed_rows(name: str) -> Iterator[Row]:
-    """Yield the rows of an import that are dead letters, each with its error."""
-    cursor: str | None = ""
-    while cursor is not None:
-        page = client.admin.dead_letters(
-            rows.name, filter=f'header.import="{name}"', cursor=cursor or None, limit=1000
-        )
-        for letter in page.messages:
-            yield {**letter.body, "error": letter.failure.error if letter.failure else ""}
-        cursor = page.cursor
 
 
 # --- the shop, the file of rows and the report: as in any program ---------------------------------

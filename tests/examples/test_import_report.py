@@ -213,7 +213,7 @@ def test_a_report_in_another_directory_is_named(tmp_path: Path) -> None:
 
 def test_the_page_shows_the_central_lines_as_they_are() -> None:
     block = PAGE.read_text().split("```python\n")[1].split("```")[0]
-    shown = block.split("\n\n", 2)[2].strip()
+    shown = block.split("\n\n", 3)[3].strip()
 
     assert "send_many" in shown
     assert shown.replace("\n\n", "\n\n\n") in Path(SCRIPT).read_text()

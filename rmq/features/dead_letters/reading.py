@@ -54,7 +54,7 @@ class DeadLetterGroup:
     example: MessageId
     reason: str
     error: str
-    topics: Mapping[str, int] = field(default_factory=dict)
+    topics: Mapping[str, int]
 
 
 class DeadLetterGroups(NamedTuple):
