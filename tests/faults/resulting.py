@@ -45,9 +45,9 @@ BROKEN: dict[str, list[Change]] = {
     "result-before-the-receipt": [
         (
             "ack_then",
-            "if #valid_ids == 0 then",
-            "note_outcomes({unpack(ARGV, results_from - n - 2, results_from - 3)}, now, 's') "
-            "if #valid_ids == 0 then",
+            "local from = results_from + result_count + 1",
+            "note_outcomes({unpack(ARGV, ids_from, ids_from + n - 1)}, now, 's') "
+            "local from = results_from + result_count + 1",
         )
     ],
     "rollback-stores-no-result": [
