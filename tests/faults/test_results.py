@@ -28,6 +28,7 @@ SAYS = {
     "purges-store-no-result": "is gone, and its result is ''",
     "late-progress": "and its result is 'r'",
 }
+STORMS_MAX = 6  # of a control that is found in about half of the storms
 
 
 @pytest.mark.fault("F39")
@@ -93,9 +94,17 @@ def broken_storm(
 def test_results_that_a_failover_loses_are_found(
     place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The topic is durable, but this is about sends: acks of the moment are lost with results."""
-    with opened(place) as redis:
-        monkeypatch.setattr(Storm, "_is_lost", lambda *_: False)  # acks are never lost
-        found = Storm(redis, tmp_path, name, random.Random(1)).run()
+    """The topic is durable, but this is about sends: acks of the moment are lost with results.
 
-    assert any("was acked as" in each for each in found.contradictions), found
+    A failover loses an ack in about half of the storms, because few acks come at its moment.
+    """
+    monkeypatch.setattr(Storm, "_is_lost", lambda *_: False)  # acks are never lost
+    said: list[str] = []
+    for seed in range(1, STORMS_MAX + 1):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        with opened(place) as redis:
+            said += Storm(redis, folder, f"{name}-{seed}", random.Random(seed)).run().contradictions
+        if any("was acked as" in each for each in said):
+            return
+    pytest.fail(f"no lost ack was found in {STORMS_MAX} storms: {said}")
