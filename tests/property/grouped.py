@@ -104,6 +104,8 @@ class Grouped(RuleBasedStateMachine):
             how |= {"delay": 1.0} if timed and n % 2 else {}
             how |= {"expires": 1.5} if expires and n % 3 == 0 else {}
             how |= {"share_key": "s", "weight": 2} if group == "b" and which % 5 == 0 else {}
+            # Ids are random, and would put a message into another slot when the run is repeated.
+            how |= {"slot_basis": str(self.serial)} if group is None else {}
             outs.append(rmq.Outgoing({"n": self.serial}, group=group, **how))
             due = self.now + (1000 if "delay" in how else 0)
             expiry = due + 1500 if "expires" in how else 1e15
@@ -111,7 +113,7 @@ class Grouped(RuleBasedStateMachine):
         if count == 1 and not lost:
             one = outs[0]
             how = {name: getattr(one, name) for name in ("priority", "delay", "expires")}
-            how |= {name: getattr(one, name) for name in ("share_key", "weight")}
+            how |= {name: getattr(one, name) for name in ("share_key", "weight", "slot_basis")}
             how = {name: value for name, value in how.items() if value is not None}
             results = [self.do(lambda: self.topic.send(one.body, group=one.group, **how))]
         else:
