@@ -1,6 +1,6 @@
 """Three in the morning: a large installation with five problems, for a reader who has to find them.
 
-`python -m tests.server.three_in_the_morning --hold` starts a Redis, fills it (300 topics, 2 000 000
+`python -m tests.server.three_in_the_morning` starts a Redis, fills it (300 topics, 2 000 000
 messages, 30 kinds of errors, 5 000 groups), plants five problems that a seed chooses, and starts
 `rmq server`. It prints how to look, and writes what it planted into a file, for later.
 
