@@ -20,6 +20,8 @@ import rmq
 from rmq.cli import cli
 from rmq.features.doctor.look import problems
 from rmq.features.doctor.service import Problems
+from rmq.features.topic_admin import pages
+from rmq.http_framework.readings import LongReading
 from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import problems_key
 from rmq.server import Server
@@ -119,6 +121,16 @@ def test_the_overview_lists_the_topics_with_problems_first(night: Night) -> None
     assert marks[by_check["groups"]] == ["groups stopped"]
     assert marks[by_check["long-runs"]] == ["handler hangs"]
     assert marks[by_check["failures"]] == ["deliveries fail"]
+
+
+def test_the_overview_says_that_no_topic_was_examined_yet(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night.page("/problems")
+    assert "not examined yet" not in night.page("")
+    monkeypatch.setattr(pages, "examined", lambda request: LongReading())
+
+    assert "not examined yet" in night.page("")
 
 
 def test_the_server_stores_when_it_first_saw_a_problem_until_it_is_solved(night: Night) -> None:

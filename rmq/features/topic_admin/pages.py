@@ -62,7 +62,8 @@ async def overview(request: PageRequest) -> View:
     contains = request.query.get("contains", "")[:128]
     every = await all_figures(request)
     chosen = [each for each in every if contains in each.name]
-    found = list(examined(request).found or ())
+    reading = examined(request)
+    found = list(reading.found or ())
     marks = _marks(found)
     ordered = sorted(chosen, key=lambda each: (-SORTS[sort](each), each.name))
     if sort == "problems":
@@ -85,6 +86,7 @@ async def overview(request: PageRequest) -> View:
             ],
             "totals": _totals(request, chosen, samples),
             "problems": [each for each in found if each.severity in GRAVE],
+            "is_examined": reading.found is not None,
             "rates": rate_chart(total), "depth": depth_chart(total), "late": late_chart(total),
             "taken_late": lateness_chart(total), "period": period, "periods": tuple(PERIODS),
             "sort": sort, "contains": contains, "count": len(chosen), "number": number,
