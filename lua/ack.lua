@@ -89,7 +89,7 @@ if kept then
 end
 if history and #valid_ids > 0 then
   --- @include "lib/history/keep_acked"
-  redis.call('ZCARD', audit)
+  redis.call('ZCARD', audit) -- a key of a wrong type is noticed before the first write
   keep_acked(valid_ids, history, kept_state, large, tonumber(chunk), now)
 end
 if audited and #valid_ids > 0 then

@@ -53,6 +53,18 @@ local function set_many(hash, fields_and_values)
   end
 end
 
+-- Set any number of fields of a hash, and remove others. The hash is not small.
+--- @inline
+local function change_fields(hash, fields_and_values, removed)
+  for from = 1, #fields_and_values, UNPACKED do
+    local last = math.min(#fields_and_values, from + UNPACKED - 1)
+    redis.call('HSET', hash, unpack(fields_and_values, from, last))
+  end
+  if #removed > 0 then
+    redis.call('HDEL', hash, unpack(removed))
+  end
+end
+
 -- Make Redis keep a hash that is not empty in the form for large hashes. Then look-ups of many
 -- missing fields are fast.
 --- @inline

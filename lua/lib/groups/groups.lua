@@ -468,12 +468,7 @@ local function write_groups(groups)
     set[#set + 1], set[#set + 2] = 'groups_made', groups.count
     groups.count_was = groups.count
   end
-  for from = 1, #set, UNPACKED do
-    redis.call('HSET', slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
-  end
-  if #gone > 0 then
-    redis.call('HDEL', slot, unpack(gone))
-  end
+  change_fields(slot, set, gone)
   return moved > 0
 end
 

@@ -11,12 +11,7 @@ local function write_departures(move, set, gone)
   for from = 1, #move, UNPACKED do
     redis.call('ZADD', store, 'XX', unpack(move, from, math.min(#move, from + UNPACKED - 1)))
   end
-  for from = 1, #set, UNPACKED do
-    redis.call('HSET', slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
-  end
-  if #gone > 0 then
-    redis.call('HDEL', slot, unpack(gone))
-  end
+  change_fields(slot, set, gone)
 end
 
 -- Return the fields of groups, each once, and the position of the first message of each group. The
