@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from rmq.errors import EncodeError
-from rmq.features.http_consumers.consumers import Settled
+from rmq.features.http_consumers.consumers import Verb
 from rmq.http_framework.operation import RequestContext, Table
 from rmq.http_framework.requests import Answer, Request, Seconds, Text, TopicPath
 from rmq.kernel.core import codec, record
@@ -213,22 +213,14 @@ async def ack_messages(context: RequestContext, path: TopicPath, body: Settle) -
 
     The status is 409 if all leases are gone. If some leases are gone, `lost` has their receipts.
     """
-    return _answer(
-        await context.consumers.settle(
-            path.topic, body.receipts, lambda flows, given: flows.ack(given)
-        )
-    )
+    return await _settle(context, path, body, lambda flows, given: flows.ack(given))
 
 
 @TABLE.post("/topics/{topic}/nack", "bad-receipt", "lease-lost", role=Role.CONSUMER)
 async def nack_messages(context: RequestContext, path: TopicPath, body: Nack) -> SettledReceipts:
     """Give deliveries back as failed, which uses up a retry."""
-    return _answer(
-        await context.consumers.settle(
-            path.topic,
-            body.receipts,
-            lambda flows, given: flows.nack(given, body.delay, body.error),
-        )
+    return await _settle(
+        context, path, body, lambda flows, given: flows.nack(given, body.delay, body.error)
     )
 
 
@@ -237,11 +229,7 @@ async def reject_messages(
     context: RequestContext, path: TopicPath, body: Reject
 ) -> SettledReceipts:
     """Make deliveries dead letters at once, regardless of their retries."""
-    return _answer(
-        await context.consumers.settle(
-            path.topic, body.receipts, lambda flows, given: flows.reject(given, body.reason)
-        )
-    )
+    return await _settle(context, path, body, lambda flows, given: flows.reject(given, body.reason))
 
 
 @TABLE.post("/topics/{topic}/release", "bad-receipt", "lease-lost", role=Role.CONSUMER)
@@ -249,11 +237,7 @@ async def release_messages(
     context: RequestContext, path: TopicPath, body: Release
 ) -> SettledReceipts:
     """Give deliveries back without a failure, which uses up no retry."""
-    return _answer(
-        await context.consumers.settle(
-            path.topic, body.receipts, lambda flows, given: flows.release(given, body.delay)
-        )
-    )
+    return await _settle(context, path, body, lambda flows, given: flows.release(given, body.delay))
 
 
 @TABLE.post("/topics/{topic}/extend", "bad-receipt", "lease-lost", role=Role.CONSUMER)
@@ -276,7 +260,10 @@ async def extend_leases(context: RequestContext, path: TopicPath, body: Extend) 
     return ExtendedLeases(extended=extended, lost=settled.lost)
 
 
-def _answer(settled: Settled) -> SettledReceipts:
+async def _settle(
+    context: RequestContext, path: TopicPath, body: Settle, verb: Verb
+) -> SettledReceipts:
+    settled = await context.consumers.settle(path.topic, body.receipts, verb)
     return SettledReceipts(settled=len(settled.deliveries), lost=settled.lost)
 
 
