@@ -6,6 +6,8 @@ from collections import Counter
 
 from rmq.features.dead_letters.jobs import flows as job_flows
 from rmq.features.doctor.look import (
+    HOUR_MS,
+    SLOTS_MOST,
     Look,
     Severity,
     Sight,
@@ -25,8 +27,6 @@ from rmq.kernel.topic import reading, samples
 from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
-SLOTS_MOST = 200  # slots that are examined individually, fullest first
-HOUR_MS = 3_600_000
 # Dead letters of the last hour are a warning if there are at least this many, and at least twice
 # as many as in the hour before.
 GROWTH_LEAST = 10

@@ -18,6 +18,8 @@ from rmq.kernel.transport.flow.steps import Flow, OnEveryMaster, server_ms
 T = TypeVar("T")
 
 MIB = 1024 * 1024
+HOUR_MS = 3_600_000
+SLOTS_MOST = 200  # slots that a check examines individually, fullest first
 _SLAVE = re.compile(r"slave\d+")
 
 

@@ -9,6 +9,7 @@ from rmq.errors import RMQError, TopicVanished
 from rmq.features.doctor.look import (
     MIB,
     SEVERITIES,
+    SLOTS_MOST,
     Look,
     Severity,
     Sight,
@@ -35,7 +36,6 @@ from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.flow.steps import Flow, Pipeline, RawCommand, is_master_away
 
 CHANNELS = 1000  # maximum number of channels in one command
-SLOTS_MOST = 200  # slots that are examined individually, fullest first
 BIG_MEMBERS = 1_000_000  # a slot with more messages is reported
 BIG_BYTES = 512 * MIB  # a key with more bytes is reported
 # Number of keys whose memory is measured, and number of members that Redis samples of each key.
@@ -47,7 +47,6 @@ BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 3_600_000
 PENDING_MS = 300_000  # a follow-up that waits longer for its topic is reported
-HOUR_MS = 3_600_000
 # A resize without older messages is finished at once by its command, or soon by a server. After
 # these times (without a server, with a server), it is reported.
 UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
