@@ -1,4 +1,4 @@
-"""What the benches of Celery and of taskiq share: a worker that drains its queue, and the rows."""
+"""Shared by the benches of Celery and of taskiq: a worker that drains its queue, and the rows."""
 
 from __future__ import annotations
 

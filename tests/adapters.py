@@ -1,4 +1,4 @@
-"""What the tests of Celery and of taskiq share: workers as processes, a Cluster and sentinels."""
+"""Shared by the tests of Celery and of taskiq: workers as processes, a Cluster and sentinels."""
 
 from __future__ import annotations
 

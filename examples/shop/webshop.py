@@ -35,7 +35,7 @@ class Mail(BaseModel):
 
 
 class Statement(BaseModel):
-    """What a customer has paid until a day is asked for."""
+    """A request to write what a customer has paid until this day."""
 
     day: str
     customer: str
