@@ -63,6 +63,7 @@ def test_every_block_of_the_page_runs(
     found = blocks((ROOT / "docs" / "spark.md").read_text())
     assert len(found) == 17
     names: dict[str, Any] = {"__name__": "page"}
+    is_older = spark.version.startswith("4.0.")
 
     for block in found:
         send_three(topic)
@@ -70,6 +71,8 @@ def test_every_block_of_the_page_runs(
             '"10 seconds"', '"1 second"'
         )
         code = code.replace('"orders"', repr(name)).replace('"large-orders"', repr(f"{name}-large"))
+        if is_older and "dataSource.register" in block:
+            continue  # Spark has already found the source
         exec(compile(code.replace('"data/', f'"{tmp_path}/'), "page", "exec"), names)
 
     until(lambda: names["backfill"].status["isDataAvailable"] is False, "the backfill ends")
@@ -84,7 +87,8 @@ def test_every_block_of_the_page_runs(
             re.search(r"^\d+ rows, \d\d+ bytes, \d+ ms old, \d+ wait$", shown, re.MULTILINE)
         )
 
-    until(is_shown, "the listener prints")
+    if not is_older:  # whose progress has no figures of RMQ
+        until(is_shown, "the listener prints")
     spark.streams.removeListener(names["lag"])
     tiered = spark.read.parquet(str(tmp_path / "tiered")).collect()
     assert {(row.customer, row.tier) for row in tiered} == {("ada", "gold"), ("grace", "silver")}
