@@ -22,12 +22,16 @@ class Child:
         checkout: Directory whose `rmq` the process must import.
         words: Arguments after the interpreter.
         asked: First line.
+        packages: Directory of packages that replace installed packages, or None.
     """
 
-    def __init__(self, checkout: Path, words: Sequence[str], asked: object) -> None:
+    def __init__(
+        self, checkout: Path, words: Sequence[str], asked: object, packages: Path | None = None
+    ) -> None:
+        path = [checkout.resolve(), *([packages.resolve()] if packages else [])]
         self._process = subprocess.Popen(
             [sys.executable, *words], cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
+            text=True, env={**os.environ, "PYTHONPATH": ":".join(map(str, path))},
             preexec_fn=die_with_parent,
         )  # fmt: skip
         self.opened = self.ask(asked)

@@ -1,9 +1,10 @@
 """Measure how Spark reads topics and raw streams: `python -m bench.spark_source [--only PART]`.
 
 It is not a part of `python -m bench`, because it needs PySpark and Java. Spark runs in a child with
-two tasks at a time; another checkout (`--against DIR`) has its own child. In each round the sides
-take turns in a changing order. The peers are in `spark_peers`: generated rows, and streams that are
-read by XRANGE without taking and settling.
+two tasks at a time. Another checkout (`--against DIR`) has its own child. So has another version of
+PySpark (`--spark DIR`, made by `pip install --target DIR --no-deps pyspark==4.0.5`). In each round
+the sides take turns in a changing order. The peers are in `spark_peers`: generated rows, and
+streams that are read by XRANGE without taking and settling.
 
     rows      whole batches and tasks, rows a second; processors and commands of a batch
     slots     the same with 256 slots, compared with 4
@@ -69,12 +70,12 @@ QUICK = Size(
 
 
 class Sides(NamedTuple):
-    """The children of this checkout and of another checkout.
+    """The children of this checkout and of another checkout or Spark.
 
     Attributes:
         own: Child of this checkout, which measures the peers as well.
-        other: Child of the other checkout, or None.
-        name: Name of the other checkout, for titles.
+        other: Child of the other checkout, or of this checkout on another Spark, or None.
+        name: Name of the other checkout or Spark, for titles.
     """
 
     own: Child
@@ -313,32 +314,40 @@ PARTS: dict[str, Part] = {
 
 
 @contextlib.contextmanager
-def children(url: str, against: Path | None, reuse: bool) -> Iterator[Sides]:
-    """Start a child for each checkout, each with its own Spark."""
+def children(url: str, against: Path | None, spark: Path | None, reuse: bool) -> Iterator[Sides]:
+    """Start a child for each checkout or version of Spark, each with its own Spark."""
     with contextlib.ExitStack() as stack:
 
-        def started(checkout: Path, prefix: str) -> Child:
-            asked = {"url": url, "prefix": prefix, "peers": checkout == ROOT, "reuse": reuse}
-            child = Child(checkout, ["-P", CHILD], asked)
+        def started(checkout: Path, prefix: str, packages: Path | None = None) -> Child:
+            asked = {"url": url, "prefix": prefix, "peers": prefix == "own", "reuse": reuse}
+            child = Child(checkout, ["-P", CHILD], asked, packages)
             stack.callback(child.close)
             return child
 
         own = started(ROOT, "own")
-        if against is None:
-            yield Sides(own, None, "")
-        else:
+        if spark is not None:
+            other = started(ROOT, "other", spark)
+            yield Sides(own, other, f"Spark {other.opened['spark']}")
+        elif against is not None:
             yield Sides(own, started(against.resolve(), "other"), f"commit {commit(against)}")
+        else:
+            yield Sides(own, None, "")
 
 
 def measure(
-    own: Server, names: Sequence[str], rounds: int, size: Size, against: Path | None
+    own: Server,
+    names: Sequence[str],
+    rounds: int,
+    size: Size,
+    against: Path | None,
+    spark: Path | None,
 ) -> Iterator[tuple[str, list[Measurement], float]]:
     """Yield each part, its measurements, and the load of others during the part."""
     for reuse in (True, False):  # in the part memory, tasks do not share a process
         left = [name for name in names if (name != "memory") == reuse]
         if not left:
             continue
-        with children(own.url, against, reuse) as sides:
+        with children(own.url, against, spark, reuse) as sides:
             for name in left:
                 load, began = OthersLoad(), time.monotonic()
                 measured = PARTS[name](sides, rounds, size)
@@ -357,7 +366,9 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="see that it runs; no targets")
-    parser.add_argument("--against", type=Path, metavar="DIR", help="measure another checkout too")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--against", type=Path, metavar="DIR", help="measure another checkout too")
+    other.add_argument("--spark", type=Path, metavar="DIR", help="measure another PySpark too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     asked = parser.parse_args()
     names = list(asked.only or PARTS)
@@ -370,7 +381,7 @@ def main() -> None:
             machine["rounds"] = "quick"
         report.begin(machine)
         rounds, size = (1, QUICK) if asked.quick else (asked.rounds, Size())
-        for name, measured, load in measure(own, names, rounds, size, asked.against):
+        for name, measured, load in measure(own, names, rounds, size, asked.against, asked.spark):
             if asked.quick:
                 for one in measured:
                     one.target = None
