@@ -136,6 +136,18 @@ class TaskMemory:
         return self.most
 
 
+def resident_mib(jvm: psutil.Process) -> dict[str, float]:
+    """Return the resident memory of the JVM, and of its largest runner and task, MiB."""
+    found = {"JVM": jvm.memory_info().rss / 2**20, "runner": 0.0, "task": 0.0}
+    for process in jvm.children(recursive=True):
+        try:
+            kind = "runner" if "source_runner" in " ".join(process.cmdline()) else "task"
+            found[kind] = max(found[kind], process.memory_info().rss / 2**20)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
 class Measured:
     """A Spark session, a server, and the measurements with both.
 
@@ -388,6 +400,55 @@ class Measured:
         finally:
             most = watch.stop()
         return {"MiB": most}
+
+    def backlog(self, waiting: int, later: int, slots: int, batch: int = 100_000) -> Found:
+        """Read a backlog and what is sent meanwhile, in one query.
+
+        The answer has the seconds from a send behind the backlog to its sink, rows/s, and the
+        resident MiB of each kind of process: after a fifth of the rows, and at the end.
+
+        Args:
+            waiting: Number of messages that wait before the query starts.
+            later: Number of messages that are sent while the query runs.
+            slots: Number of slots of the topic.
+            batch: Rows per batch.
+        """
+        topic = self._topic(waiting, slots, 200)
+        behind: list[float] = []
+        sizes: list[tuple[int, dict[str, float]]] = []
+        read = 0
+
+        def sink(rows: DataFrame, number: int) -> None:
+            nonlocal read
+            rows.persist()
+            read += rows.count()
+            probes = rows.where("length(value) < 200").select("value").collect()
+            behind.extend(time.time() - float(row.value) for row in probes)
+            sizes.append((read, resident_mib(self._jvm)))
+            rows.unpersist()
+
+        topic.send_many([rmq.Outgoing(repr(time.time()).encode())] * slots)
+        began = time.monotonic()
+        query = (
+            self._load(topic.name, maxMessagesPerTrigger=batch)
+            .writeStream.foreachBatch(sink)
+            .option("checkpointLocation", self._checkpoint())
+            .start()
+        )
+        for _ in range(later // SEND):
+            topic.send_many([rmq.Outgoing(b"x" * 200) for _ in range(SEND)])
+        query.processAllAvailable()
+        took = time.monotonic() - began
+        query.stop()
+        if read != waiting + later + slots or len(behind) != slots:
+            raise RuntimeError(f"{read} rows and {len(behind)} of {slots} probes came")
+        early = next(found for rows, found in sizes if rows >= read / 5)
+        return {
+            "behind s": statistics.median(behind),
+            "rows/s": read / took,
+            "MiB early": early,
+            "MiB late": sizes[-1][1],
+        }
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ streams that are read by XRANGE without taking and settling.
     latency   time from a send to its sink
     snapshot  a batch read of waiting messages
     memory    memory of a task's process, with few, many and large messages in one batch
+    backlog   memory during five million rows, and the latency behind three million
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Size(NamedTuple):
         sent: Messages of the part latency.
         snapshot: Rows of the part snapshot.
         memory: Rows and bytes of a body of each batch of the part memory.
+        backlog: Rows of the part backlog that wait at its start, and that are sent later.
     """
 
     rows: int = 500_000
@@ -62,10 +64,20 @@ class Size(NamedTuple):
     sent: int = 80
     snapshot: int = 400_000
     memory: tuple[tuple[int, int], ...] = ((10_000, 200), (1_000_000, 200), (4_000, 100_000))
+    backlog: tuple[int, int] = (3_000_000, 2_000_000)
 
 
 QUICK = Size(
-    10_000, 2_000, 16, (4,), 1.0, 4, 10, 10_000, ((1_000, 200), (10_000, 200), (100, 100_000))
+    10_000,
+    2_000,
+    16,
+    (4,),
+    1.0,
+    4,
+    10,
+    10_000,
+    ((1_000, 200), (10_000, 200), (100, 100_000)),
+    (20_000, 10_000),
 )
 
 
@@ -302,6 +314,30 @@ def memory(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
     return measured
 
 
+def backlog(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """Measure memory during one long query, and the latency of messages behind a backlog."""
+    waiting, later = size.backlog
+    question = {"measure": "backlog", "waiting": waiting, "later": later, "slots": SLOTS}
+    measured = []
+    for name, answers in _turns(_with_other(sides, question), 1, warm=False).items():
+        title = f"behind {waiting:,} messages, {name}"
+        measured.append(Measurement("backlog", title, _values(answers, "behind s"), "s"))
+        measured.append(
+            Measurement("backlog", f"all rows, {name}", _values(answers, "rows/s"), "rows/s")
+        )
+        for process in ("JVM", "task", "runner"):
+            early, late = (_values(answers, part, process) for part in ("MiB early", "MiB late"))
+            measured.append(Measurement("backlog", f"{process} at the end, {name}", late, "MiB"))
+            target = None if name != RMQ else 1.2
+            measured.append(
+                Measurement(
+                    "backlog", f"{process}, the end / after a fifth, {name}",
+                    ratios_of(late, early), "x", target, at_most=True,
+                )
+            )  # fmt: skip
+    return measured
+
+
 Part = Callable[[Sides, int, Size], list[Measurement]]
 PARTS: dict[str, Part] = {
     "rows": rows,
@@ -310,6 +346,7 @@ PARTS: dict[str, Part] = {
     "latency": latency,
     "snapshot": snapshot,
     "memory": memory,
+    "backlog": backlog,
 }
 
 
