@@ -249,11 +249,31 @@ tests:
               summary: 2 runs of handlers of topic orders may hang.
               runbook: docs/runbook.md#rmqrunslong
       - {eval_time: 300m, alertname: RmqRunsLong, exp_alerts: []}
+  - interval: 1m
+    input_series:
+      - {series: 'rmq_topic_events_total{topic="orders",event="delivered"}', values: '0+9x60'}
+      - {series: 'rmq_topic_events_total{topic="orders",event="settled"}', values: '0+9x20 180+1x40'}
+      - {series: 'rmq_messages{topic="orders",queue="in_flight"}', values: '5x60'}
+      - {series: 'rmq_topic_events_total{topic="slow",event="delivered"}', values: '0+9x60'}
+      - {series: 'rmq_topic_events_total{topic="slow",event="settled"}', values: '0x60'}
+      - {series: 'rmq_messages{topic="slow",queue="in_flight"}', values: '0+9x60'}
+      - {series: 'rmq_topic_events_total{topic="rare",event="delivered"}', values: '0+1x60'}
+      - {series: 'rmq_topic_events_total{topic="rare",event="settled"}', values: '0x60'}
+      - {series: 'rmq_messages{topic="rare",queue="in_flight"}', values: '0x60'}
+    alert_rule_test:
+      - {eval_time: 20m, alertname: RmqDeliveriesFail, exp_alerts: []}
+      - eval_time: 50m
+        alertname: RmqDeliveriesFail
+        exp_alerts:
+          - exp_labels: {severity: warning, topic: orders}
+            exp_annotations:
+              summary: Most deliveries of topic orders fail.
+              runbook: docs/runbook.md#rmqdeliveriesfail
 """
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_alerts_fire_for_standing_dead_letters_and_long_runs(tmp_path: Path) -> None:
+def test_alerts_fire_for_dead_letters_long_runs_and_failing_deliveries(tmp_path: Path) -> None:
     shutil.copy(DOCS / "monitoring/alerts.yml", tmp_path)
     (tmp_path / "test.yml").write_text(ALERT_TESTS)
 

@@ -73,7 +73,7 @@ CHECKS = (
     Check("schedules", "Schedule overdue", "schedules that are overdue", topics.schedules,
           ("RmqScheduleMissed",)),
     Check("failures", "Deliveries fail", "topics where most deliveries fail", handling.failures,
-          ("RmqLeasesLost",)),
+          ("RmqDeliveriesFail", "RmqLeasesLost")),
     Check("groups", "Groups stopped", "groups that a dead letter or a user has stopped",
           topics.groups, ("RmqGroupsStopped",)),
     Check("paused", "Paused", "topics that are paused for longer than an hour", topics.paused,
