@@ -13,6 +13,7 @@ from rmq.features.doctor.look import SEVERITIES
 from rmq.features.topic_admin.service import Sampler
 from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import leader_key, workers_key
+from rmq.kernel.transport.connections.pool import Pool
 from tests.integration.examining import client, grave, one, redis, report_worker, seen
 from tests.servers import Server
 
@@ -206,6 +207,67 @@ def test_dead_letters_that_grow_are_named(
     monkeypatch.setattr(handling, "HOUR_MS", 40)
 
     assert grave(client, "dead-letters") == []
+
+
+def _failing(client: rmq.Client, names: list[str]) -> None:
+    """Let all deliveries of topics fail, after a server has stored samples."""
+    for name in names:
+        client.topic(name, slots=2).open()
+    survey = Survey(client._transport, "rmq")
+    survey.run_once()
+    Sampler(client._transport, survey).run_once()
+    for name in names:
+        client.topic(name).send_many([rmq.Outgoing(n) for n in range(20)])
+        with client.topic(name).consumer() as consumer:
+            while deliveries := consumer.receive(20):
+                consumer.reject(deliveries, "ValueError: bad")
+
+
+def test_failing_deliveries_are_named_since_the_first_dead_letter(
+    client: rmq.Client, redis: Server
+) -> None:
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    _failing(client, ["orders"])
+
+    finding = one(client, "failures")
+
+    assert finding.evidence.startswith("orders: 100% of 20 deliveries of the last 10 min failed")
+    assert "ValueError: bad" in finding.evidence
+    assert finding.since is not None
+    assert began < finding.since <= datetime.now(UTC)
+    assert (finding.since_from, finding.runbook) == ("redis", "RmqDeliveriesFail")
+    with redis.raw() as raw:  # a message died before this hour: the start may be older
+        key = next(key for n in range(2) if raw.zcard(key := f"rmq:{{orders_{n}}}:dead"))
+        raw.zadd(key, {raw.zrange(key, 0, 0)[0]: int(time.time() * 1000) - 5_400_000})
+    assert one(client, "failures").since is None
+
+
+def test_samples_of_many_topics_take_few_round_trips(
+    client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number:02}" for number in range(30)]
+    _failing(client, names)
+    seen(client, "failures")  # loads the scripts
+    exchange, trips = Pool.exchange, list[int]()
+    monkeypatch.setattr(Pool, "exchange", lambda *args: trips.append(1) or exchange(*args))
+
+    (finding,) = seen(client, "failures")
+    (letters,) = seen(client, "dead-letters")
+
+    assert len(finding.topics) == len(letters.topics) == 30
+    assert len(trips) < 30
+
+
+def test_paused_job_is_named_since_the_start_of_the_job(client: rmq.Client) -> None:
+    client.topic("orders").open()
+    job = client.admin.job_start("orders", "redrive")
+    assert grave(client, "jobs") == []
+    client.admin.job_pause(job.id)
+
+    finding = one(client, "jobs")
+
+    assert finding.since == job.began
+    assert finding.fix == f"rmq job resume {job.id}"
 
 
 def test_forgotten_pause_is_named_with_who_and_why(

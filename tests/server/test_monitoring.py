@@ -252,7 +252,8 @@ tests:
   - interval: 1m
     input_series:
       - {series: 'rmq_topic_events_total{topic="orders",event="delivered"}', values: '0+9x60'}
-      - {series: 'rmq_topic_events_total{topic="orders",event="settled"}', values: '0+9x20 180+1x40'}
+      - series: 'rmq_topic_events_total{topic="orders",event="settled"}'
+        values: '0+9x20 180+1x40'
       - {series: 'rmq_messages{topic="orders",queue="in_flight"}', values: '5x60'}
       - {series: 'rmq_topic_events_total{topic="slow",event="delivered"}', values: '0+9x60'}
       - {series: 'rmq_topic_events_total{topic="slow",event="settled"}', values: '0x60'}

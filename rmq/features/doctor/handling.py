@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from rmq.features.dead_letters.jobs import flows as job_flows
 from rmq.features.doctor.look import (
@@ -23,9 +24,10 @@ from rmq.kernel.batches import registry
 from rmq.kernel.batches.scripts import STATES, BatchFields
 from rmq.kernel.core import failure, history
 from rmq.kernel.core.keys import leader_key
-from rmq.kernel.topic import reading, samples
+from rmq.kernel.topic import reading, samples, scripts as topic_scripts
 from rmq.kernel.topic.overview import TopicOverview
-from rmq.kernel.transport.flow.steps import Flow, RawCommand
+from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, pipeline
+from rmq.kernel.transport.lua.script_loader import plain
 
 # Dead letters of the last hour are a warning if there are at least this many, and at least twice
 # as many as in the hour before.
@@ -69,10 +71,11 @@ def failures(look: Look) -> Flow[list[Sight]]:
     """Check for topics of which most deliveries of the last ten minutes failed."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if _unsettled(topic) > 0]
-    topics.sort(key=lambda topic: -_unsettled(topic))
+    topics = sorted(topics, key=_unsettled, reverse=True)[:LOOKED_MOST]
+    contexts = [topic.context for topic in topics]
+    samples_before = yield from samples.before(contexts, now_ms, WINDOW_MS)
     failing = list[tuple[int, int, TopicOverview]]()
-    for topic in topics[:LOOKED_MOST]:
-        (before,) = yield from samples.before(topic.context, now_ms, WINDOW_MS)
+    for topic, (before,) in zip(topics, samples_before, strict=True):
         if before is None:
             continue
         then = dict(zip(history.COUNTERS, before.counters, strict=True))
@@ -88,9 +91,14 @@ def failures(look: Look) -> Flow[list[Sight]]:
     for failed, delivered, topic in failing:
         look.failing.add(topic.name)
         text = f"{failed / delivered:.0%} of {delivered} deliveries of the last 10 min failed"
+        since_ms, hour = None, now_ms - HOUR_MS
         if not found:
             text += yield from _cause(topic)
-        found.append(of_topic(topic.name, "warning", text, f"rmq dlq groups {topic.name}"))
+            since_ms = yield from _first_since(topic, hour - HOUR_MS)
+        # If messages also died before this hour, the start is not known here.
+        since_ms = since_ms if (since_ms or 0) >= hour else None
+        fix = f"rmq dlq groups {topic.name}"
+        found.append(of_topic(topic.name, "warning", text, fix, since_ms=since_ms))
     return as_one(found) or [Sight("ok", "in no topic do most deliveries fail")]
 
 
@@ -125,17 +133,26 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
     found: dict[Severity, list[tuple[float, TopicOverview, str]]] = {"warning": [], "note": []}
-    left, unread = SLOTS_MOST, list[str]()
+    topics.sort(key=lambda each: -each.total["dead"])
+    slots = [
+        (topic.name, keys.dead)
+        for topic in topics
+        for keys, counts in zip(topic.context.slots, topic.slots, strict=True)
+        if counts["dead"]
+    ]
     hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
-    for topic in sorted(topics, key=lambda each: -each.total["dead"]):
-        last = before = 0
-        for keys, counts in zip(topic.context.slots, topic.slots, strict=True):
-            if counts["dead"] and not left:
-                unread.append(topic.name)
-            elif counts["dead"]:
-                left -= 1
-                last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
-                before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
+    calls = [
+        Command(plain("ZCOUNT"), (key,), (low, high), int)
+        for _, key in slots[:SLOTS_MOST]
+        for low, high in ((hour, "+inf"), (two, f"({hour}"))
+    ]
+    numbers = yield from pipeline(calls)
+    lasts, befores = Counter[str](), Counter[str]()
+    for (name, _), new, old in zip(slots, numbers[::2], numbers[1::2], strict=False):
+        lasts[name] += new
+        befores[name] += old
+    for topic in topics:
+        last, before = lasts[topic.name], befores[topic.name]
         if last > before and topic.name not in look.failing:
             text = (
                 f"{plural(last, 'dead letter')} in the last hour, {before} in the hour "
@@ -156,7 +173,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
         sights += as_one(some_sights)
     count = sum(topic.total["dead"] for topic in topics)
     ok = Sight("ok", f"{count} dead letters; they do not grow")
-    if unread:
+    if unread := [name for name, _ in slots[SLOTS_MOST:]]:
         text = f"growth is not known of slots beyond the {SLOTS_MOST} with most dead letters: "
         ok = Sight("note", text + some(list(dict.fromkeys(unread))), "rmq topic ls")
         return [*sights, ok]
@@ -165,13 +182,9 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
     """Return when the first message of a topic died after a time."""
-    first = list[float]()
-    for keys in topic.context.slots[:SLOTS_MOST]:
-        words = ("ZRANGEBYSCORE", keys.dead, since_ms, "+inf", "LIMIT", 0, 1)
-        for member in (yield RawCommand("ZRANGEBYSCORE", *words)):
-            score = yield RawCommand("ZSCORE", "ZSCORE", keys.dead, member)
-            first += [] if score is None else [float(score)]
-    return min(first, default=None)
+    peek = partial(topic_scripts.peek, queue="dead", low=str(since_ms), limit=1, records=False)
+    found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MOST]])
+    return min((member.score for members in found for member in members), default=None)
 
 
 def batches(look: Look) -> Flow[list[Sight]]:
@@ -215,7 +228,8 @@ def jobs(look: Look) -> Flow[list[Sight]]:
             continue
         of_all = "" if job.expected is None else f" of {job.expected}"
         text += f" after {job.matched}{of_all} messages; it began {age(now_ms - job.began_ms)} ago"
-        sight = of_topic(job.topic, "warning", text, f"rmq job resume {job.id}", job.id)
+        fix = f"rmq job resume {job.id}"
+        sight = of_topic(job.topic, "warning", text, fix, job.id, job.began_ms)
         found.append((now_ms - job.began_ms, sight))
     return worst_first(found) or [Sight("ok", "no job is paused or left alone")]
 

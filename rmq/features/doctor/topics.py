@@ -314,10 +314,11 @@ def slo(look: Look) -> Flow[list[Sight]]:
     missed, unknown = list[tuple[float, Sight]](), list[Sight]()
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     wanted = [topic for topic in topics if topic.settings.objective]
-    for topic in wanted:
+    contexts = [topic.context for topic in wanted]
+    samples_before = yield from samples.before(contexts, now_ms, slos.WINDOW_MS)
+    for topic, (before,) in zip(wanted, samples_before, strict=True):
         objective = topic.settings.objective
         assert objective is not None
-        (before,) = yield from samples.before(topic.context, now_ms, slos.WINDOW_MS)
         taken = metrics.growth(topic.lateness, before.lateness) if before else ()
         lateness_s = objective.lateness_s(taken, topic.total["late_ms"])
         if objective.is_missed(lateness_s):

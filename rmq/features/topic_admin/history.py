@@ -49,7 +49,8 @@ def read(
     step_ms = _step_ms(step, now_ms - begin_ms)
     first_ms, last_ms = -(-begin_ms // step_ms) * step_ms, now_ms // step_ms * step_ms
     earliest_ms = first_ms - step_ms - history.HOLDS_MS
-    found = yield from samples.stored(context, history.rings_for(step_ms), earliest_ms, now_ms)
+    rings = history.rings_for(step_ms)
+    (found,) = yield from samples.stored([context], rings, earliest_ms, now_ms)
     return history.points(found, first_ms, last_ms, step_ms)
 
 

@@ -86,7 +86,8 @@ def wanted(context: TopicContext, low: int, high: int | None) -> Flow[WorkersWan
     yield from opening.ensure_open(context, create=False)
     slots = yield from stats.counts_and_lateness(context)
     now = history.figures_of(stats.total([slot.counts for slot in slots]))
-    before = yield from samples.before(context, now.at_ms, slo.WINDOW_MS, of_wanted.LATELY_MS)
+    ages_ms = slo.WINDOW_MS, of_wanted.LATELY_MS
+    (before,) = yield from samples.before([context], now.at_ms, *ages_ms)
     found = yield from workers(context.prefix)
     objective = context.settings.objective
     return of_wanted.wanted(context.name, objective, now, before, found, low, high)

@@ -1,4 +1,4 @@
-"""Read the samples of a topic's counts that `rmq server` has stored.
+"""Read the samples of topics' counts that `rmq server` has stored.
 
 `kernel/core/history.py` describes the samples.
 """
@@ -10,51 +10,60 @@ from collections.abc import Sequence
 from rmq.kernel.core import history
 from rmq.kernel.core.history import Figures, Ring
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Flow, RawCommand
+from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
+from rmq.kernel.transport.lua.script_loader import plain
 
 PAGE = 500  # samples per call
 READ = "history"  # name in errors
 
 
 def stored(
-    context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
-) -> Flow[list[Figures]]:
-    """Return the stored samples of a topic since a time.
+    contexts: Sequence[TopicContext], rings: Sequence[Ring], earliest_ms: int, now_ms: int
+) -> Flow[list[list[Figures]]]:
+    """Return the stored samples of each topic since a time.
 
-    They come from the given rings, each of which has samples of one resolution.
+    They come from the given rings, each of which has samples of one resolution. A round trip reads
+    all topics.
 
     The samples are not sorted. The same sample may occur twice.
     """
-    created_ms = int(context.identity) // 1000
-    found: list[Figures] = []
+    found: list[list[Figures]] = [[] for _ in contexts]
     for ring in rings:
         places = history.fields_between(ring, earliest_ms, now_ms)
         for at in range(0, len(places), PAGE):
-            texts: list[bytes | None] = yield RawCommand(
-                READ, "HMGET", context.history_key, *places[at : at + PAGE]
+            replies = yield from pipeline(
+                [
+                    Command(plain("HMGET"), (context.history_key,), places[at : at + PAGE], list)
+                    for context in contexts
+                ]
             )
-            read_all = (history.read(each) for each in texts if each is not None)
-            found += [
-                figures
-                for figures in read_all  # a field may still have figures of the previous round
-                if figures is not None and figures.at_ms >= max(created_ms, earliest_ms)
-            ]
+            for context, samples, texts in zip(contexts, found, replies, strict=True):
+                since_ms = max(int(context.identity) // 1000, earliest_ms)
+                read_all = (history.read(each) for each in texts if each is not None)
+                samples += [
+                    figures
+                    for figures in read_all  # a field may still have figures of the previous round
+                    if figures is not None and figures.at_ms >= since_ms
+                ]
     return found
 
 
 def before(
-    context: TopicContext, now_ms: int, *windows_ms: int
-) -> Flow[tuple[Figures | None, ...]]:
-    """Return a topic's sample of some time ago, for each of the given times.
+    contexts: Sequence[TopicContext], now_ms: int, *windows_ms: int
+) -> Flow[list[tuple[Figures | None, ...]]]:
+    """Return the sample of some time ago of each topic, for each of the given times.
 
     The result for an age is the newest sample that is at least as old. If all samples are younger,
     it is the oldest sample.
 
     Args:
-        context: The topic, whose settings must have been read.
+        contexts: The topics, whose settings must have been read.
         now_ms: Current time in epoch ms, by Redis' clock.
         windows_ms: Ages in ms.
     """
     earliest_ms = now_ms - max(windows_ms) - history.HOLDS_MS
-    found = yield from stored(context, history.RINGS, earliest_ms, now_ms)
-    return tuple(history.so_old(found, now_ms - window_ms) for window_ms in windows_ms)
+    found = yield from stored(contexts, history.RINGS, earliest_ms, now_ms)
+    return [
+        tuple(history.so_old(samples, now_ms - window_ms) for window_ms in windows_ms)
+        for samples in found
+    ]

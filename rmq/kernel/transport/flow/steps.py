@@ -402,8 +402,8 @@ def server_ms(what: str) -> Flow[int]:
 
 
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Execute commands in one round trip, then raise the first error."""
-    return raise_first_error((yield Pipeline(commands)))
+    """Execute commands in one round trip, then raise the first error. The list may be empty."""
+    return raise_first_error((yield Pipeline(commands)) if commands else [])
 
 
 def durable_pipeline(
