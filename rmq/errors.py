@@ -380,8 +380,8 @@ class StageLost(StorageError):
 class HistoryLost(StorageError):
     """Acked messages were removed from the history of a topic before a reader read them.
 
-    The history had reached a limit. Read again without the position, from the oldest message that
-    is kept, and expect a gap.
+    The history had reached a limit. To continue behind the gap, set `position[error.slot] =
+    error.removed_to`, and read behind this position.
 
     Attributes:
         slot: Index of the slot.

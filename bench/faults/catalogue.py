@@ -145,4 +145,9 @@ ROWS = (
     Row("F44", "one of two servers is killed while programs consume over HTTP",
         "the programs continue at the other server, which accepts the receipts of the killed one; "
         "messages in flight are delivered again after their leases"),
+    Row("F45", "processes that ack messages in each way, and a query, die before any of their "
+        "scripts, while Redis fails over or reaches `maxmemory`, the topic is resized or paused, "
+        "and the history reaches its limits",
+        "each acked message is in the history once, or was removed by a limit; no other message is "
+        "in it; a reader gets each message once, or `HistoryLost` names the gap"),
 )  # fmt: skip

@@ -12,10 +12,12 @@ A result must never contradict the queue. At any moment, read in one script for 
 - a dead letter, and no other message, has the outcome `dead`
 - a message that is gone has a result; its result never changes, and it does not come back
 - each result has an end of keeping, and no progress has one
+- the history has each message that was acked, once, and no other message
 
 At the end, the counts of the topic equal the counts of the outcomes. The value of a message that
 succeeded is the value of an attempt that was made, and of the attempt whose ack returned. A wait
-has returned no other outcome.
+has returned no other outcome. A reader that follows the history meanwhile gets each of its messages
+once.
 
 `Losing` is Redis whose failovers lose answered writes. Results and acks are then lost together: the
 promises hold, except that acks of such a moment are lost, as the acks of plain messages.
@@ -39,6 +41,7 @@ from rmq.kernel.transport.lua.script_loader import Script
 from tests.conftest import any_binary
 from tests.faults import follow_ups_storm, lost_acks
 from tests.faults.follow_ups_storm import Hurts, Place
+from tests.faults.history_check import FIELDS, Reader, SlotHistory
 from tests.faults.resulting import EXPIRES_S, KEEP_S, KINDS, LEASE_S, SENDER, Task
 from tests.faults.storm import LOOK_S, Played, Watch, bury, insist
 from tests.forkserver import Forked
@@ -59,9 +62,12 @@ local reply = { read, redis.call('ZRANGE', KEYS[2], 0, -1) }
 for i = 3, 5 do
   reply[i] = redis.call('ZRANGE', KEYS[i], 0, -1)
 end
+reply[6] = redis.call('XRANGE', KEYS[6], '-', '+')
+reply[7] = redis.call('HMGET', KEYS[7], unpack(ARGV))
 return reply
 """)  # fmt: skip
 RIGHT = {"gone": "shcepo", "dead": "d", "alive": "r"}  # letters of results
+ACKED = ("s", "h")  # results of messages that were acked
 ENDED = {  # counter of the topic, by outcome
     "succeeded": "settled", "dead": "dead", "cancelled": "cancelled", "expired": "expired",
     "purged": "purged",
@@ -163,13 +169,21 @@ class Storm:
             (rng.randint(AT_ONCE, least) for _ in range(least // PURGE_EACH)), reverse=True
         )
         self._client = rmq.Client(place.url, retry_for=30)
+        self._kept: dict[rmq.MessageId, tuple[int, int]] = {}  # entries in the history
         self._topic = self._client.topic(
             name, slots=2, retry="immediate", lease=LEASE_S, max_retries=1, dedup_window=0,
-            on_expire=rng.choice(("dead", "drop")), results=rmq.Results(keep=KEEP_S),
-            durability=rmq.Replicated(1, timeout=2) if is_losing else "memory",
+            durability=rmq.Replicated(1, timeout=2) if is_losing else "memory", **self._options(),
         )  # fmt: skip
+        self._reader = Reader(self._client.topic(name), self._wrong)
         self._hurts = Hurts(place, self._client, [name], self._errors, rng, faults)
         self._fired = self._hurts.fired
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "on_expire": self._rng.choice(("dead", "drop")),
+            "results": rmq.Results(keep=KEEP_S),
+            "history": rmq.History("1h", "1GiB"),
+        }
 
     def run(self) -> Found:
         """Play it to its end, and judge it."""
@@ -187,7 +201,9 @@ class Storm:
                 if not is_over:
                     self._act()
                 self._compare()
+                self._reader.look()
                 if is_over and self._is_done():
+                    self._compare()
                     break
                 if self._sent > AT_ONCE * 3:
                     self._hurts.look()
@@ -320,21 +336,35 @@ class Storm:
 
         def read() -> Any:
             calls = [
-                Command(LOOK, (s.results, s.keeping, s.store, s.prepare, s.dead), (), list)
+                Command(
+                    LOOK,
+                    (s.results, s.keeping, s.store, s.prepare, s.dead, s.acked, s.slot),
+                    FIELDS,
+                    list,
+                )
                 for s in slots
             ]
             return (yield from pipeline(calls))
 
         self._running = []
-        for ids, reply in zip(by_slot.values(), self._client._transport.run(read()), strict=True):
+        replies = self._client._transport.run(read())
+        for (index, ids), reply in zip(by_slot.items(), replies, strict=True):
             results = dict(zip(reply[0][::2], reply[0][1::2], strict=True))
+            history = SlotHistory(reply[5], reply[6])
+            self._wrong += history.wrong
+            for member in history.places.keys() - {id.member for id in ids}:
+                self._wrong.append(f"the history has {member.hex()}, which was not sent")
             for id in ids:
-                self._compare_one(id, results.get(id.member, b""), *map(set, reply[1:]))
+                self._compare_one(id, results.get(id.member, b""), history, *map(set, reply[1:5]))
+            self._compare_slot(index, history)
         self._reads += 1
 
+    def _compare_slot(self, index: int, history: SlotHistory) -> None:
+        """Compare the history of a slot with its limits."""
+
     def _compare_one(
-        self, id: rmq.MessageId, entry: bytes, keeping: set[bytes], waiting: set[bytes],
-        running: set[bytes], dead: set[bytes],
+        self, id: rmq.MessageId, entry: bytes, history: SlotHistory, keeping: set[bytes],
+        waiting: set[bytes], running: set[bytes], dead: set[bytes],
     ) -> None:  # fmt: skip
         body, member, letter = self._bodies[id], id.member, entry[:1].decode()
         is_gone = member not in waiting | running | dead
@@ -347,6 +377,11 @@ class Storm:
         place = "gone" if is_gone else "dead" if member in dead else "alive"
         if letter not in RIGHT[place] or (not letter and place != "alive"):
             self._wrong.append(f"message {body} is {place}, and its result is {letter!r}")
+        is_acked = is_gone and letter in ACKED
+        if is_acked is not (member in history.places):
+            self._wrong.append(f"message {body}, acked: {is_acked}; in the history: {not is_acked}")
+        if is_acked and member in history.places:
+            self._kept[id] = history.places[member]
         if (member in keeping) is not (letter not in ("", "r")):
             self._wrong.append(f"message {body}: result {letter!r}, end of keeping is wrong")
         if not is_gone and id in self._ended:
@@ -361,6 +396,7 @@ class Storm:
     def _judge(self) -> Found:
         self._look_at_log()
         outcomes: Counter[str] = Counter()
+        self._reader.read_rest(self._kept, self._kept)
         if self._wrong:
             return Found(outcomes, self._wrong, self._reads, len(self._told), self._fired)
         ids = [id for id in self._bodies if id not in self._unsure]

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = (
     "bank", "outbox", "resize", "resize-workers", "schedulers", "hostile", "soak", "lines",
     "senders", "groups", "lost-acks", "tenants", "interrupts",
-    "follow-ups", "dead-letters", "cancels", "results", "steps", "batches",
+    "follow-ups", "dead-letters", "cancels", "results", "steps", "history", "batches",
     "events", "celery",
 )  # fmt: skip
 JOBS_EACH_CORE = 2  # most storms wait for leases and servers half of the time

@@ -32,6 +32,7 @@ from tests.faults import (
     events_storm,
     follow_ups_storm,
     groups_storm,
+    history_storm,
     hostile,
     interrupts,
     lost_acks,
@@ -297,6 +298,15 @@ def steps(stage: Stage, seed: int) -> Played:
         return steps_storm.played(place, folder, stage.name(), rng)
 
 
+def history(stage: Stage, seed: int) -> Played:
+    """Acks of every kind with a history; the seed chooses where, and how small its limits are."""
+    place = follow_ups_storm.PLACES[seed % len(follow_ups_storm.PLACES)]
+    with stage.folder() as folder:
+        return history_storm.played(
+            place, folder, stage.name(), random.Random(seed), small=seed % 2 == 0
+        )
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -316,6 +326,7 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "cancels": cancels,
     "results": results,
     "steps": steps,
+    "history": history,
     "batches": batches,
     "events": events,
     "celery": celery,

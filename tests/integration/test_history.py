@@ -92,8 +92,25 @@ def test_a_reader_behind_the_kept_part_gets_an_error(api: Any, name: str, clock:
     assert (caught.value.slot, caught.value.position) == (0, beginning[0])
     kept = read_all(topic)[0]
     assert 2 <= len(kept) <= 5
+    assert read_all(topic, after={0: caught.value.removed_to})[0] == kept
     assert kept[-1] == "later"
     assert read_all(topic, since=1_600_000_000_000)[0] == kept
+
+
+@both_clients
+def test_a_position_from_before_a_resize_shows_gaps_in_new_slots(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=1, history=rmq.History(keep=60, max_bytes=1 << 20))
+    topic.open()
+    beginning = topic.history.position()
+    api.admin.topic_resize(name, 2)
+    resized = api.topic(name)
+    resized.send_many([rmq.Outgoing("x" * 250_000) for _ in range(8)])
+    settle(resized, 8)
+
+    with pytest.raises(HistoryLost) as caught:
+        api.topic(name).history.read(after=beginning, slots=[1])
+    assert caught.value.slot == 1
+    assert api.topic(name).history.read(after=beginning, since=1_600_000_000_000).messages
 
 
 @both_clients

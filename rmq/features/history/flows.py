@@ -245,8 +245,13 @@ def read(
     last = (2**63, 0) if until is None else _before(until, "until")
     states = yield from _open(context, slots)
     position: dict[int, Entry] = {}
+    strict = set()  # slots of which no entry may be missing
     for index, state in states.items():
-        position[index] = given.get(index) or max(first, state.gone)
+        if index in given or (after and since is None):  # other slots are newer than the position
+            strict.add(index)
+            position[index] = given.get(index, START)
+        else:
+            position[index] = max(first, state.gone)
         _check_kept(context, index, position[index], state)
     active = [index for index in states if position[index] < ends.get(index, last)]
     turn = randrange(len(active)) if active else 0  # so that no slot is always the last
@@ -266,7 +271,7 @@ def read(
         replies = yield from pipeline(commands)
         ended = set()
         for index, entries, state in zip(page, replies[::2], replies[1::2], strict=True):
-            if index in given or position[index] > first:
+            if index in strict or position[index] > first:
                 _check_kept(context, index, position[index], state)
             for entry in entries:
                 if messages and len(messages) + len(entry) > limit:
@@ -317,8 +322,8 @@ def _check_kept(context: TopicContext, index: int, read_to: Entry, state: _SlotS
         raise HistoryLost(
             f"topic {context.name!r}, slot {index}: acked messages behind position "
             f"{_text(read_to)} were removed, up to {_text(state.gone)}; the history reached its "
-            "limit before they were read. Read on from what is kept, or raise the limits: rmq "
-            f"topic set {context.name} --history keep=...,max_bytes=...",
+            "limit before they were read. Continue at `removed_to` of this error, or raise the "
+            f"limits: rmq topic set {context.name} --history keep=...,max_bytes=...",
             slot=index,
             position=_text(read_to),
             removed_to=_text(state.gone),

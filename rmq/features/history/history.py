@@ -46,7 +46,8 @@ class AsyncTopicHistory:
             since: Time of the first acks to read: an aware datetime, or epoch ms. Default: the
                 oldest ack that is kept. Ignored for slots that `after` names.
             until: Time before which the acks were. Default: no end.
-            after: Position behind which to read: `position` of an earlier page.
+            after: Position behind which to read: `position` of an earlier page. Slots that it does
+                not name are read from `since`, by default from their beginning.
             upto: Position up to which to read, for the slots that it names.
             slots: Indexes of the slots to read. Default: all slots that the topic ever had.
             limit: Maximum number of messages, 1 to 10 000. A page also ends after about 16 MiB.
@@ -61,6 +62,7 @@ class AsyncTopicHistory:
 
         Raises:
             HistoryLost: Messages behind the position of `after` were removed before they were read.
+                To continue behind the gap, put `removed_to` of the error into the position.
             ConfigurationError: The topic keeps no history.
             TopicNotFound: The topic does not exist.
         """
