@@ -5,7 +5,7 @@ It drops dead letters past the topic's retention, letters in the trash, settled 
 window, and old answers in replay sessions. It drops full buckets of limits for each key, results
 past their keeping, and old notes of messages that went to another topic. Groups that wait for a
 message which somebody deleted by hand continue. Acked messages past the limits of the history are
-removed, or all if the topic has no history any more. At maxmemory, the oldest are removed.
+removed, or all if the topic has no history any more. At maxmemory, four parts are removed.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000: most dead letters, and most buckets, results and notes

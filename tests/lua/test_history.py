@@ -322,7 +322,29 @@ def test_at_maxmemory_tidy_removes_the_oldest_messages(full):
     assert tidy(box) is True
 
     kept = [id for _, of_entry in entries(box) for id in of_entry]
-    assert kept == ids[16:40]
+    assert kept == ids[4:40]
+
+
+@pytest.mark.fault("F18")
+def test_at_maxmemory_tidy_removes_no_more_than_redis_needs(tight):
+    box = tight
+    limit(box, 1 << 20)
+    for _ in range(40):
+        box.one(body=b"x" * 20_000)
+        box.ack(box.take_one())
+        box.clock.advance(61)
+        tidy(box)
+    box.redis.script_load(script_loader.load("tidy").text)
+    used = box.redis.info("memory")["used_memory"]
+    box.redis.config_set("maxmemory", used - 200_000)
+
+    rounds = 1
+    while tidy(box):
+        rounds += 1
+    box.redis.config_set("maxmemory", 0)
+
+    assert 10 <= 40 - len(entries(box)) <= 20
+    assert rounds <= 6
 
 
 # --- offloaded bodies ----------------------------------------------------------------------------

@@ -74,8 +74,8 @@ FILES = sorted(
 # Editing a dead letter: 215 lines and 1 file. Groups with most of a backlog are a check: 11.
 # Consumers over HTTP: polls, streams, signed receipts, and tokens for topics: 889 lines, 6 files.
 # Settlements that meet a renewal of their leases: 60 lines and 1 file.
-# A history of acked messages, and its reader: 430 lines and 4 files.
-LIMITS = {"lines": 56_553, "files": 510, "private": 80}
+# A history of acked messages, and its reader: 436 lines and 4 files.
+LIMITS = {"lines": 56_559, "files": 510, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

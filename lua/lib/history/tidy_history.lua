@@ -12,9 +12,10 @@ local PART_MS = 60000 -- time of a part, so that a slot with few acks also remov
 local function tidy_history(history, text, now)
   local newest, bytes, open = string.match(text, '^(%S+) (%d+) (%d+)$')
   local reply = redis.pcall('HSET', slot, 'acked', text) -- needs memory, but changes nothing
-  local most, before = 0, now
+  local most, before, parts = 0, now, PARTS_MOST
   if type(reply) == 'table' then
     allow_oom(dead)
+    parts = FREED -- the next call finds out whether that was enough
   elseif history then
     most, before = tonumber(string.match(history, '^%d+')), now - string.match(history, '%d+$')
   end
@@ -23,7 +24,7 @@ local function tidy_history(history, text, now)
     end_part(newest, tonumber(open))
     open = 0
   end
-  local left, more = trim_history(tonumber(bytes), most, before, PARTS_MOST)
+  local left, more = trim_history(tonumber(bytes), most, before, parts)
   redis.call('HSET', slot, 'acked', newest .. string.format(' %.0f %.0f', left, open))
   return more
 end
