@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 
 import rmq
+from rmq.kernel.core.keys import SlotKeys
 from tests.conftest import any_binary
 from tests.faults.deep import CALL, LONG, WAITING, Deep
+from tests.faults.history_check import FIELDS, SlotHistory
 from tests.servers import Server
 
 ROOM = 2 << 20  # bytes that the producer may still fill
@@ -135,3 +139,66 @@ def test_a_redis_that_evicts_is_seen_to_lose(raw: redis.Redis, name: str) -> Non
     print(f"FIG control, a Redis that evicts: {verdict}; {told} is raised")
     assert verdict.state == "invalid"
     assert verdict.lost
+
+
+HISTORY = rmq.History("1h", "64MiB")
+
+
+def _settle_query(topic: rmq.Topic, count: int) -> None:
+    query = topic.query(uuid.uuid4().hex, "here:1")
+    query.settle(query.take({}, count))
+
+
+def _settle_batch(topic: rmq.Topic, count: int) -> None:
+    with topic.consumer() as consumer:
+        assert consumer.ack(consumer.receive(count, wait=1)) == []
+
+
+def _settle_one_by_one(topic: rmq.Topic, count: int, then: str | None = None) -> None:
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(count, wait=1):
+            if then:
+                delivery.then(then, 1)
+            delivery.ack()
+
+
+def _settle_before(topic: rmq.Topic, count: int) -> None:
+    with topic.consumer(mode="at_most_once") as consumer:
+        assert len(consumer.receive(count, wait=1)) == count
+
+
+SETTLE: dict[str, Callable[[rmq.Topic, int], object]] = {
+    "ack": _settle_one_by_one,
+    "ack of many": _settle_batch,
+    "ack_then": lambda topic, count: _settle_one_by_one(topic, count, topic.name),
+    "settle of a query": _settle_query,
+    "at_most_once": _settle_before,
+}
+
+
+def entries_of(raw: redis.Redis, keys: SlotKeys) -> list[Any]:
+    return [(id, (b"m", fields[b"m"])) for id, fields in raw.xrange(keys.acked)]  # type: ignore
+
+
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize("how", SETTLE)
+def test_every_verb_that_acks_works_at_maxmemory_with_a_history(
+    raw: redis.Redis, name: str, how: str
+) -> None:
+    each = 30
+    with rmq.Client(url_of(raw)) as client:
+        topic = client.topic(name, slots=2, history=HISTORY)
+        topic.send_many([rmq.Outgoing("x" * 5000) for _ in range(4 * each)])
+        SETTLE["ack"](topic, each)
+        SETTLE[how](topic, each)  # loads the scripts
+        before = client.admin.stats(name)["settled"]
+        raw.config_set("maxmemory", 1)
+
+        SETTLE[how](topic, each)
+
+        raw.config_set("maxmemory", 0)
+        assert client.admin.stats(name)["settled"] == before + each
+        keys = [SlotKeys("rmq", name, slot) for slot in range(2)]
+        found = [SlotHistory(entries_of(raw, one), raw.hmget(one.slot, FIELDS)) for one in keys]
+    assert [error for one in found for error in one.wrong] == []
+    assert any(any(one.gone) for one in found)

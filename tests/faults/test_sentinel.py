@@ -339,3 +339,40 @@ def test_waiting_consumers_and_the_heartbeat_follow_to_the_new_master(
             assert (raw.role()[0], raw.get("counter")) == (b"master", b"1")
         thread.join(FAILOVER_S)
         assert got == ["here"]
+
+
+@pytest.mark.fault("F45")
+def test_a_position_in_a_history_holds_after_a_failover(service: Sentinels, name: str) -> None:
+    with rmq.Client(service.url(), retry_for=30) as client:
+        topic = client.topic(name, history=rmq.History("1h", "1MiB"))
+        topic.open()
+        beginning = topic.history.position()
+        settle(topic, ["a" * 250_000, "b" * 250_000])
+        first = topic.history.read(limit=1)
+        position, old = topic.history.position(), service.master
+        with old.raw() as raw:
+            raw.wait(2, int(PATIENCE_S * 1000))
+
+        old.kill()
+        wait_for(lambda: service.master is not old, "another master", FAILOVER_S)
+        settle(topic, ["c" * 250_000])
+
+        assert [one.body[0] for one in topic.history.read(after=first.position).messages] == [
+            "b",
+            "c",
+        ]
+        assert [one.body[0] for one in topic.history.read(after=position).messages] == ["c"]
+        settle(topic, ["d" * 250_000, "e" * 250_000])
+        with pytest.raises(rmq.HistoryLost) as caught:
+            topic.history.read(after=beginning)
+        kept = topic.history.read(after={0: caught.value.removed_to}).messages
+        assert [one.body[0] for one in kept] == ["b", "c", "d", "e"]
+
+
+def settle(topic: rmq.Topic, bodies: list[str]) -> None:
+    """Send messages, and ack them one by one."""
+    topic.send_many([rmq.Outgoing(body) for body in bodies])
+    with topic.consumer() as consumer:
+        for _ in bodies:
+            (delivery,) = consumer.receive(1, wait=FAILOVER_S)
+            delivery.ack()
