@@ -7,11 +7,13 @@ invalid option ends the query before it starts. This module does not need PySpar
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from rmq.connectors import (
@@ -27,6 +29,7 @@ from rmq.connectors import (
 from rmq.errors import ConfigurationError, InvalidValue
 
 QUEUES: tuple[QueueName, ...] = ("store", "prepare", "dead")
+HISTORY = "history"  # value of the option `queue` for a batch read of acked messages
 LEASE_MAX_S = 43_200.0  # maximum of every lease: 12 hours
 
 
@@ -178,7 +181,7 @@ def _queue(name: str, given: str) -> QueueName | Literal["all"]:
     except InvalidValue:
         raise InvalidValue(
             f"{name}: {given!r} is not a queue; "
-            "give store (or waiting), prepare (or in-flight), dead, trash, or all"
+            "give store (or waiting), prepare (or in-flight), dead, trash, all, or history"
         ) from None
 
 
@@ -214,6 +217,58 @@ def _header(name: str, given: str) -> str:
 
 def _columns(name: str, given: str) -> tuple[str, ...]:
     return _each_once(name, "column", [one.strip().lower() for one in given.split(",")])
+
+
+def _moment(name: str, given: str) -> int:
+    """Parse a time: epoch ms, or ISO 8601. A time without a zone is in UTC. Return epoch ms."""
+    try:
+        if given.isdecimal():
+            ms = int(given)
+        else:
+            at = datetime.fromisoformat(given)
+            ms = math.ceil((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        ms = -1
+    if not 100_000_000_000 <= ms <= 100_000_000_000_000:
+        raise InvalidValue(
+            f"{name}: {given!r}; give epoch ms, or a time as 2031-05-04T12:00:00Z (UTC if it has "
+            "no zone)"
+        )
+    return ms
+
+
+Positions = dict[str, dict[int, str]]  # by topic and slot: the last entry that was read
+
+
+def _positions(word: str, other: str = "") -> Callable[[str, str], str | Positions]:
+    """Return a parser of positions: one or two words, or JSON as {"orders": {"0": "<ms>-<n>"}}."""
+
+    def read(name: str, given: str) -> str | Positions:
+        if given.lower() in filter(None, (word, other)):
+            return given.lower()
+        try:
+            found: Positions = {
+                topic: {int(slot): entry for slot, entry in slots.items()}
+                for topic, slots in json.loads(given).items()
+            }
+            if all(_ENTRY.fullmatch(e) for slots in found.values() for e in slots.values()):
+                return found
+        except (ValueError, AttributeError, TypeError):
+            pass
+        words = " or ".join(filter(None, (word, other)))
+        raise InvalidValue(
+            f"{name}: {given!r:.100}; give {words}, or a position of topic.history as JSON: "
+            '{"orders": {"0": "1767225600000-0"}}'
+        )
+
+    return read
+
+
+_ENTRY = re.compile(r"\d{1,16}-\d{1,20}", re.ASCII)
+
+
+def _read_queue(name: str, given: str) -> QueueName | Literal["all", "history"]:
+    return "history" if given.lower() == HISTORY else _queue(name, given)
 
 
 def _loss(name: str, given: str) -> str:
@@ -255,17 +310,47 @@ STREAM = (
     Option("maxReplays", count(0, 1_000_000)),
     Option("pollWaitMs", count(0, 60_000), 200),
     Option("includeQuery", flag, False),
+    Option("consume", flag, True),
+)
+_KEPT = (  # every read of a history has these options
+    Option("prefix", _prefix, "rmq"),
+    Option("includeHeaders", _headers, False),
+    Option("fetchSize", count(1, 10_000), 4_000),
+    Option("minPartitions", count(1, 10_000)),
+    Option("startingTimestamp", _moment),
+    Option("failOnDataLoss", flag, True),
+)
+HISTORY_STREAM = (
+    Option("url", _url),
+    Option("subscribe", _topics, alias="topic"),
+    *_KEPT,
+    Option("consume", flag, True),
+    Option("startingOffsets", _positions("latest", "earliest")),
+    Option("maxMessagesPerTrigger", count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"),
+    Option("rowsPerTask", count(1, 10_000_000)),
+    Option("pollWaitMs", count(0, 60_000), 200),
 )
 # The options of the address for a write whose rows name their topics.
 ADDRESS = (Option("url", _url), Option("prefix", _prefix, "rmq"))
 SNAPSHOT = (
     *CONNECTION,
     *_READS,
-    Option("queue", _queue),
+    Option("queue", _read_queue),
     Option("slots", _slots),
     Option("limit", count(1, 1_000_000_000_000)),
     Option("columns", _columns),
     Option("includeAttempts", flag, False),
+)
+HISTORY_BATCH = (
+    Option("url", _url),
+    Option("subscribe", _topic, alias="topic"),
+    *_KEPT,
+    Option("queue", _read_queue),
+    Option("slots", _slots),
+    Option("columns", _columns),
+    Option("startingOffsets", _positions("earliest")),
+    Option("endingOffsets", _positions("latest")),
+    Option("endingTimestamp", _moment),
 )
 
 SINK = (
@@ -289,10 +374,13 @@ DEAD_LETTERS = (
     Option("rate", count(1, 1_000_000)),
 )
 
+_OF_STREAM = "a stream with consume=false"
 _POSITION = (
     "a queue has one position: settled messages are gone, and a query continues with the waiting "
-    "messages; leave it out, or read a queue with spark.read and `queue`"
+    "messages; leave it out. To read the topic's history, add consume=false to a stream, or "
+    "queue=history to a batch read"
 )
+_BY_TIME = "give one time for all slots, with startingTimestamp or endingTimestamp"
 TABLE = (
     "Spark does not pass the options of a table to a data source in Python, so the table could "
     "not be read; use CREATE TEMPORARY VIEW ... USING rmq OPTIONS (...), or spark.read"
@@ -306,8 +394,10 @@ _FOREIGN = {
     "startingoffsets": _POSITION,
     "endingoffsets": _POSITION,
     "startingtimestamp": _POSITION,
-    "startingoffsetsbytimestamp": _POSITION,
-    "endingoffsetsbytimestamp": _POSITION,
+    "endingtimestamp": _POSITION,
+    "startingoffsetsbytimestamp": _BY_TIME,
+    "endingoffsetsbytimestamp": _BY_TIME,
+    "consume": "only streaming reads have it; a batch read of the history has queue=history",
     "assign": "a query reads all slots of its topics; name the topics with subscribe",
     "groupidprefix": "a query is identified by its checkpoint; leave it out",
     "kafka.group.id": "a query is identified by its checkpoint; leave it out",
@@ -358,10 +448,15 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
     shown = redact_url(key)[:60]
     if table is SINK and key.lower() in _NO_SINK:
         return f"{shown}: {_NO_SINK[key.lower()]}"
+    if where == _OF_STREAM and key.lower() == "subscribepattern":
+        return f"{shown}: {where} reads the topics that subscribe names; use subscribe"
+    if where == _OF_STREAM and key.lower().startswith("ending"):
+        return f"{shown}: a stream has no end; leave it out, or read a batch with queue=history"
     if key.lower() in _FOREIGN:
         return f"{shown}: {_FOREIGN[key.lower()]}"
     elsewhere = {
-        option.name.lower(): option.name for option in (*STREAM, *SNAPSHOT, *SINK, *DEAD_LETTERS)
+        option.name.lower(): option.name
+        for option in (*STREAM, *SNAPSHOT, *HISTORY_STREAM, *HISTORY_BATCH, *SINK, *DEAD_LETTERS)
     }
     if key.lower() in elsewhere:
         return f"{elsewhere[key.lower()]}: it is not an option of {where}; leave it out"
@@ -433,6 +528,8 @@ class StreamOptions:
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
     """Parse the options of `readStream`. Raises ConfigurationError for a wrong option."""
+    if of_history(given):
+        raise InvalidValue("queue: a stream reads the history with consume=false; leave queue out")
     values = checked(given, STREAM, "a streaming read")
     lease_s, owner_s = values["leaseSeconds"], values["ownerLeaseSeconds"]
     if owner_s > lease_s:
@@ -462,8 +559,12 @@ def stream(given: Mapping[str, str]) -> StreamOptions:
 
 def of_batch(given: Mapping[str, str]) -> bool:
     """Return whether only batch reads have an option of this name."""
-    streams = {name.lower() for option in STREAM for name in (option.name, option.alias)}
-    batches = {option.name.lower() for option in SNAPSHOT}
+    streams = {
+        name.lower()
+        for option in (*STREAM, *HISTORY_STREAM)
+        for name in (option.name, option.alias)
+    }
+    batches = {option.name.lower() for option in (*SNAPSHOT, *HISTORY_BATCH)}
     return any(key.lower() in batches - streams for key in given)
 
 
@@ -488,7 +589,7 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
     if values["queue"] is None:
         raise ConfigurationError(
             "queue: it is missing; a batch read looks at store (waiting), prepare (in flight), "
-            "dead or all, and does not take messages (spark.readStream does)"
+            "dead, all or history, and does not take messages (spark.readStream does)"
         )
     queues = QUEUES if values["queue"] == "all" else (values["queue"],)
     return SnapshotOptions(
@@ -496,6 +597,75 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
         values["includeHeaders"], values["fetchSize"], values["columns"],
         values["includeAttempts"],
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """The options of a read of a history, in a batch or as a stream.
+
+    Attributes:
+        start: First messages to read: a word, a time in epoch ms, or positions.
+        end: The same for the last messages; for batches only.
+        fails: Whether a read fails if messages were removed before it reads them.
+    """
+
+    at: Connection
+    topics: tuple[str, ...]
+    start: str | int | Positions
+    end: str | int | Positions
+    fails: bool
+    headers: bool | tuple[str, ...]
+    fetch: int
+    tasks: int | None
+    slots: tuple[int, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    most: int = 0
+    rows: int | None = None
+    poll_s: float = 0.0
+
+
+def of_history(given: Mapping[str, str]) -> bool:
+    """Return whether a read has the option that selects the history for its kind of read."""
+    words = {key.lower(): str(value).strip().lower() for key, value in given.items()}
+    if of_batch(given):
+        return words.get("queue") == HISTORY
+    return words.get("consume") == "false"
+
+
+def history(given: Mapping[str, str]) -> HistoryOptions:
+    """Parse the options of a read of a history. Raises ConfigurationError for a wrong option."""
+    is_batch = of_batch(given)
+    where = "a batch read of the history" if is_batch else _OF_STREAM
+    values = checked(given, HISTORY_BATCH if is_batch else HISTORY_STREAM, where)
+    topics = values["subscribe"] or ()
+    if not is_batch:
+        values["subscribe"] = ",".join(topics) or None
+    at = connection(values)
+    topics = (at.topic,) if is_batch else topics
+    start = _bound(values, "starting", "earliest" if is_batch else "latest", topics)
+    end = _bound(values, "ending", "latest", topics)
+    return HistoryOptions(
+        at, topics, start, end, values["failOnDataLoss"], values["includeHeaders"],
+        values["fetchSize"], values["minPartitions"], values.get("slots"), values.get("columns"),
+        values.get("maxMessagesPerTrigger", 0), values.get("rowsPerTask"),
+        values.get("pollWaitMs", 0) / 1000,
+    )  # fmt: skip
+
+
+def _bound(
+    values: Mapping[str, Any], side: str, default: str, topics: Collection[str]
+) -> str | int | Positions:
+    """Return the value of the options `<side>Offsets` and `<side>Timestamp`, or the default."""
+    by_offset, by_time = values.get(f"{side}Offsets"), values.get(f"{side}Timestamp")
+    if by_offset is not None and by_time is not None:
+        raise InvalidValue(f"{side}Offsets, {side}Timestamp: give one of them")
+    if isinstance(by_offset, dict) and set(by_offset) != set(topics):
+        raise InvalidValue(
+            f"{side}Offsets: it has {', '.join(sorted(by_offset)) or 'no topic'}, and the query "
+            f"reads {', '.join(sorted(topics))}; give a position for each topic"
+        )
+    found: str | int | Positions | None = by_time if by_offset is None else by_offset
+    return default if found is None else found
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from rmq import AckedMessage
 from rmq.connectors import Block, QueueBlock
 from rmq.errors import InvalidValue
-from spark_connector.decode import Stored, queue_columns
+from spark_connector.decode import Stored, queue_columns, times
 from spark_connector.pushdown import Condition, rows_that_fit
 from spark_connector.versions import arrow_schema
 
@@ -76,6 +77,11 @@ _ATTEMPT: tuple[Field, ...] = (
     ("error", StringType(), True),
     ("traceback", StringType(), True),
 )
+_KEPT: tuple[Field, ...] = (
+    *(field for field in _MESSAGE if field[0] != "attempt"),
+    ("acked_at", TimestampType(), False),
+    _UNREADABLE,
+)
 _QUERY: tuple[Field, ...] = (("query", StringType(), False),)
 # Columns of a batch read that do not need the records of messages.
 _WITHOUT_RECORDS = frozenset(
@@ -95,7 +101,7 @@ _ATTEMPTS: tuple[Field, ...] = (
     ("attempts", ArrayType(_schema(_ATTEMPT), containsNull=False), True),
 )
 _KNOWN = frozenset(
-    name for name, *_ in _MESSAGE + _TAKEN + _LOOKED_AT + _HEADERS + _QUERY + _ATTEMPTS
+    name for name, *_ in _MESSAGE + _TAKEN + _LOOKED_AT + _KEPT + _HEADERS + _QUERY + _ATTEMPTS
 )
 
 
@@ -140,9 +146,23 @@ def snapshot_schema(
         InvalidValue: A column does not exist, or a header has the name of a column.
     """
     fields = _MESSAGE + _LOOKED_AT + _headers(headers) + (_ATTEMPTS if attempts else ())
+    return _selected(fields, columns, (*_HEADERS, *_ATTEMPTS))
+
+
+def history_schema(
+    headers: bool | tuple[str, ...], columns: Sequence[str] | None = None
+) -> StructType:
+    """Return the columns of a read of the history. The parameters are those of snapshot_schema."""
+    return _selected(_KEPT + _headers(headers), columns, _HEADERS)
+
+
+def _selected(
+    fields: tuple[Field, ...], columns: Sequence[str] | None, more: tuple[Field, ...]
+) -> StructType:
+    """Return the wanted columns, which may also be in `more`, or all of `fields`."""
     if columns is None:
         return _schema(fields)
-    by_name = {field[0].lower(): field for field in (*fields, *_HEADERS, *_ATTEMPTS)}
+    by_name = {field[0].lower(): field for field in (*fields, *more)}
     for name in columns:
         if name not in by_name:
             raise InvalidValue(
@@ -244,6 +264,16 @@ class Batches:
     def _of_queue(self, block: QueueBlock, stored: Stored) -> pa.RecordBatch:
         columns = queue_columns(block, stored) | self._headers_of(stored)
         return self.batch(len(block.records), columns)
+
+    def of_history(self, topic: str, messages: Sequence[AckedMessage]) -> Iterator[pa.RecordBatch]:
+        """Yield a page of the history of a topic as batches, which end as those of `of_queue`."""
+        whole = Stored(b"".join(one.id for one in messages), [one.record for one in messages])
+        for start, stop, stored in whole.pieces(VALUES_BYTES):
+            part = messages[start:stop]
+            columns = stored.columns() | self._headers_of(stored)
+            columns |= {"topic": topic, "slot": [one.slot for one in part]}
+            columns["acked_at"] = times([int(one.entry.partition("-")[0]) for one in part])
+            yield self.batch(len(part), columns)
 
     def _headers_of(self, stored: Stored) -> dict[str, Any]:
         return {name: partial(stored.header, name) for name in self._headers}

@@ -60,6 +60,9 @@ class RmqDataSource(DataSource):
         """
         from spark_connector import options, schema
 
+        if options.of_history(self.options):
+            kept = options.history(self.options)
+            return schema.history_schema(kept.headers, kept.columns)
         if options.of_batch(self.options):
             looked = options.snapshot(self.options)
             return schema.snapshot_schema(looked.headers, looked.columns, looked.attempts)
@@ -67,9 +70,16 @@ class RmqDataSource(DataSource):
         return schema.stream_schema(parsed.headers, parsed.query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming read, whose messages are leased until Spark commits."""
+        """Return the streaming read: of the history, or of messages leased until Spark commits."""
         from spark_connector import options
-        from spark_connector.schema import refuse_other_schema, stream_schema
+        from spark_connector.schema import history_schema, refuse_other_schema, stream_schema
+
+        if options.of_history(self.options) and not options.of_batch(self.options):
+            from spark_connector.history import HistoryStreamReader
+
+            kept = options.history(self.options)
+            refuse_other_schema(schema, history_schema(kept.headers))
+            return HistoryStreamReader(kept, schema)
         from spark_connector.stream import RmqStreamReader
 
         parsed = options.stream(self.options)
@@ -81,10 +91,16 @@ class RmqDataSource(DataSource):
         from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
-        from spark_connector.schema import refuse_other_schema, snapshot_schema
+        from spark_connector.schema import history_schema, refuse_other_schema, snapshot_schema
 
         if not self.options:  # `spark.read` without options has failed before
             raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
+        if options.of_history(self.options) and options.of_batch(self.options):
+            from spark_connector.history import HistoryReader
+
+            kept = options.history(self.options)
+            refuse_other_schema(schema, history_schema(kept.headers, kept.columns))
+            return HistoryReader(kept, schema)
         parsed = options.snapshot(self.options)
         refuse_other_schema(
             schema, snapshot_schema(parsed.headers, parsed.columns, parsed.attempts)

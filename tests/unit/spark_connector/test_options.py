@@ -97,12 +97,12 @@ def test_the_error_of_a_wrong_option_of_a_stream_is_one_sentence(
         (
             {},
             "queue: it is missing; a batch read looks at store (waiting), prepare (in flight), "
-            "dead or all",
+            "dead, all or history",
         ),
         (
             {"queue": "deed"},
             "queue: 'deed' is not a queue; "
-            "give store (or waiting), prepare (or in-flight), dead, trash, or all",
+            "give store (or waiting), prepare (or in-flight), dead, trash, all, or history",
         ),
         ({"queue": "dead", "slots": "0,x"}, "slots: '0,x'; give the numbers of slots, as 0 or 0,2"),
         ({"queue": "dead", "slots": "-1"}, "slots: '-1'; slots have the numbers 0 to 1023"),
