@@ -528,7 +528,7 @@ class StreamOptions:
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
     """Parse the options of `readStream`. Raises ConfigurationError for a wrong option."""
-    if of_history(given):
+    if of_history(given) == "batch":
         raise InvalidValue("queue: a stream reads the history with consume=false; leave queue out")
     values = checked(given, STREAM, "a streaming read")
     lease_s, owner_s = values["leaseSeconds"], values["ownerLeaseSeconds"]
@@ -624,17 +624,17 @@ class HistoryOptions:
     poll_s: float = 0.0
 
 
-def of_history(given: Mapping[str, str]) -> bool:
-    """Return whether a read has the option that selects the history for its kind of read."""
+def of_history(given: Mapping[str, str]) -> Literal["batch", "stream"] | None:
+    """Return which kind of read of a history the options select, or None for another read."""
     words = {key.lower(): str(value).strip().lower() for key, value in given.items()}
-    if of_batch(given):
-        return words.get("queue") == HISTORY
-    return words.get("consume") == "false"
+    if words.get("queue") == HISTORY:
+        return "batch"
+    return "stream" if words.get("consume") == "false" else None
 
 
 def history(given: Mapping[str, str]) -> HistoryOptions:
     """Parse the options of a read of a history. Raises ConfigurationError for a wrong option."""
-    is_batch = of_batch(given)
+    is_batch = of_history(given) == "batch"
     where = "a batch read of the history" if is_batch else _OF_STREAM
     values = checked(given, HISTORY_BATCH if is_batch else HISTORY_STREAM, where)
     topics = values["subscribe"] or ()

@@ -74,7 +74,7 @@ class RmqDataSource(DataSource):
         from spark_connector import options
         from spark_connector.schema import history_schema, refuse_other_schema, stream_schema
 
-        if options.of_history(self.options) and not options.of_batch(self.options):
+        if options.of_history(self.options) == "stream":
             from spark_connector.history import HistoryStreamReader
 
             kept = options.history(self.options)
@@ -95,7 +95,7 @@ class RmqDataSource(DataSource):
 
         if not self.options:  # `spark.read` without options has failed before
             raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
-        if options.of_history(self.options) and options.of_batch(self.options):
+        if options.of_history(self.options) == "batch":
             from spark_connector.history import HistoryReader
 
             kept = options.history(self.options)

@@ -69,6 +69,7 @@ def test_what_the_page_says_of_types_and_sizes_is_so() -> None:
 def test_every_option_of_the_spark_connector_is_on_its_page() -> None:
     page = (DOCS / "spark.md").read_text()
     tables = (options.STREAM, options.SNAPSHOT, options.SINK, options.DEAD_LETTERS)
+    tables += (options.HISTORY_STREAM, options.HISTORY_BATCH)
     names = {name for table in tables for option in table for name in option[0::3] if name}
 
     assert len(names) > 30

@@ -147,3 +147,98 @@ def test_a_missing_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_queue_may_be_named_as_people_say(given: str, queues: tuple[str, ...]) -> None:
     assert options.snapshot(AT | {"queue": given, "slots": "2,0"}).queues == queues
+
+
+def test_a_read_of_a_history_is_chosen_by_queue_in_a_batch_and_by_consume_in_a_stream() -> None:
+    assert options.of_history(AT | {"Queue": " History"}) == "batch"
+    assert options.of_history(AT | {"consume": "FALSE"}) == "stream"
+    assert options.of_history(AT | {"queue": "dead"}) is None
+    assert options.of_history(AT | {"consume": "true"}) is None
+    stream = options.history(AT | {"consume": "false"})
+    batch = options.history(AT | {"queue": "history"})
+
+    assert (stream.start, stream.most, stream.fails, stream.topics) == (
+        "latest", 100_000, True, ("orders",),
+    )  # fmt: skip
+    assert (batch.start, batch.end, batch.tasks) == ("earliest", "latest", None)
+    assert options.stream(AT | {"consume": "true"}) == options.stream(AT)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["1767225600000", "2026-01-01", "2026-01-01T00:00:00Z", "2026-01-01 01:00:00+01:00",
+     "2025-12-31T23:59:59.9999"],
+)  # fmt: skip
+def test_a_time_is_epoch_ms_or_iso_8601(given: str) -> None:
+    found = options.history(AT | {"consume": "false", "startingTimestamp": given})
+
+    assert found.start == 1_767_225_600_000
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"onClaimLoss": "fail"}, "not an option of a stream with consume=false; leave it out"),
+        ({"leaseSeconds": "5"}, "not an option of a stream with consume=false; leave it out"),
+        ({"includeQuery": "true"}, "not an option of a stream with consume=false; leave it out"),
+        ({"maxBytesPerTrigger": "5"}, "not an option of a stream with consume=false; leave it out"),
+        ({"subscribePattern": "o.*"}, "subscribePattern: a stream with consume=false reads the"),
+        ({"endingTimestamp": "2026-01-01"}, "endingTimestamp: a stream has no end"),
+        ({"startingTimestamp": "1767225600"}, "'1767225600'; give epoch ms, or a time as 2031"),
+        ({"startingTimestamp": "yesterday"}, "'yesterday'; give epoch ms, or a time as 2031"),
+        (
+            {"startingOffsets": "newest"},
+            "'newest'; give latest or earliest, or a position of topic",
+        ),
+        ({"startingOffsets": '{"orders": {"0": 7}}'}, "or a position of topic.history as JSON"),
+        ({"startingOffsets": '{"orders": {"a": "1-1"}}'}, "or a position of topic.history as JSON"),
+        ({"startingOffsets": '{"mail": {}}'}, "it has mail, and the query reads orders; give a"),
+        (
+            {"startingOffsets": "latest", "startingTimestamp": "2026-01-01"},
+            "startingOffsets, startingTimestamp: give one of them",
+        ),
+        ({"startingOffsetsByTimestamp": "{}"}, "give one time for all slots, with startingTime"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss: 'no'; give true or false"),
+    ],
+)
+def test_the_error_of_a_wrong_option_of_a_stream_of_a_history(
+    given: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        options.history(AT | {"consume": "false"} | given)
+
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"startingOffsets": "latest"}, "'latest'; give earliest, or a position of topic.history"),
+        ({"limit": "5"}, "limit: it is not an option of a batch read of the history"),
+        ({"includeAttempts": "true"}, "it is not an option of a batch read of the history"),
+        ({"consume": "false"}, "consume: only streaming reads have it; a batch read of the hist"),
+        ({"subscribe": "a,b"}, "'a,b' names several topics; read each topic, and use union()"),
+    ],
+)
+def test_the_error_of_a_wrong_option_of_a_batch_of_a_history(
+    given: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        options.history(AT | {"queue": "history"} | given)
+
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"queue": "dead", "startingTimestamp": "2026-01-01"}, "or queue=history to a batch read"),
+        ({"queue": "dead", "endingOffsets": "latest"}, "or queue=history to a batch read"),
+    ],
+)
+def test_options_of_a_history_are_refused_for_a_queue(given: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        options.snapshot(AT | given)
+
+    assert told in str(caught.value)
