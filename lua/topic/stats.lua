@@ -19,7 +19,8 @@ Returns   A list of numbers, and a text at its end:
           33     results
           34     the server's time (epoch ms)
           35     messages that wait for an event (also counted in 1-4)
-          36     the counts of lateness_report, as text
+          36-37  bytes of the history, and how long ago its oldest part was acked, ms
+          38     the counts of lateness_report, as text
           A message has waited since its last failure or redrive. Without one, it has waited since
           its due time, or since its producer made its id. An id that was derived from a dedup key
           has no time. The script compares the first due message and the first messages of the 24
@@ -29,7 +30,7 @@ Cost      O(log L), up to 50 look-ups, L = messages of the slot. With a limit fo
           2000 records of 8 MiB at most.
 Atomic    Reads only: one moment of one slot.
 ]]
---- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures pending targets keeping
+--- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures pending targets keeping ackedparts
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/follow_ups/pending"
@@ -118,9 +119,9 @@ end
 
 local now, now_us = clock(ARGV[1])
 local now_text, past = string.format('%.0f', now), string.format('%.0f', now + 1)
-local created, paused, paused_send, limit, chunk, lateness, skipped, suspended =
+local created, paused, paused_send, limit, chunk, lateness, skipped, suspended, acked =
   unpack(redis.call('HMGET', slot, 'created', 'paused', 'paused_send', 'limit', 'chunk',
-    'lateness', 'skipped', 'suspended'))
+    'lateness', 'skipped', 'suspended', 'acked'))
 if not created then
   fail('GONE', slot)
 end
@@ -180,5 +181,10 @@ reply[#reply + 1] = pending_age(now_us)
 reply[#reply + 1] = redis.call('ZCARD', keeping)
 reply[#reply + 1] = now
 reply[#reply + 1] = tonumber(suspended or 0)
+local history_bytes = tonumber(string.match(acked or '', ' (%d+) ') or 0)
+local first_part = history_bytes > 0 and (redis.call('LINDEX', ackedparts, 0) or acked)
+local acked_ms = first_part and tonumber(string.match(first_part, '^%d+')) or now
+reply[#reply + 1] = history_bytes
+reply[#reply + 1] = math.max(0, now - acked_ms)
 reply[#reply + 1] = lateness or ''
 return reply

@@ -17,7 +17,7 @@ from rmq.kernel.core.metrics import Metric
 from rmq.kernel.topic.stats import COUNTERS
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
-TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 47 series
+TOPICS_MAX = 1000  # limit of exposed topics, sorted by name; each topic has 48 series
 # Limit of exposed queries, those with most messages first; each query has 9 or more series.
 QUERIES_MAX = 100
 # Metrics from the reports of a query's driver, by the names in the report.
@@ -94,6 +94,7 @@ class ServerMetrics:
         yield of_topics(metrics.PENDING, lambda count: count["pending"])
         yield of_topics(metrics.PENDING_AGE, lambda count: count["pending_ms"] / 1000)
         yield of_topics(metrics.SUSPENDED, lambda count: count["suspended"])
+        yield of_topics(metrics.HISTORY_BYTES, lambda count: count["history_bytes"])
         yield self._family(metrics.BATCHES_OPEN, [((), self._batches())])
         yield of_topics(metrics.PAUSED, lambda count: count["paused_ms"] > 0)
         yield of_topics(metrics.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)

@@ -66,6 +66,16 @@ def reads_a_history(s: Scene) -> None:
     assert reader.state().entries == 1
 
 
+@of("server", "operator", "viewer")
+def counts_a_history(s: Scene) -> None:
+    s.topic(history="keep=1h,max_bytes=1MiB")
+    s.full.topic(s.name).send(1)
+    with s.full.topic(s.name).consumer() as consumer:
+        consumer.ack(consumer.receive())
+
+    assert s.api.admin.stats(s.name)["history_bytes"] > 0
+
+
 @of("consumer", "worker", "server", "operator")
 def sweeps_a_history(s: Scene) -> None:
     s.topic(history="keep=1h,max_bytes=1MiB")

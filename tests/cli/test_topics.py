@@ -167,6 +167,22 @@ def test_pause_and_resume_are_told_and_shown(run, topic):
     assert run("topic", "pause", "no-such-topic").exit_code == 3
 
 
+def test_show_has_the_size_of_a_history(run, topic):
+    run("topic", "set", topic.name, "--history", "keep=1h,max_bytes=1MiB")
+    topic.send("x" * 100_000)
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(wait=1))
+
+    shown = run("topic", "show", topic.name).stdout
+
+    assert re.search(r"^history +0.1 MiB, acked in the last \S+$", shown, re.MULTILINE)
+    assert re.search(
+        r"^bytes of acked messages kept +100[ ,]?\d+$",
+        run("stats", topic.name).stdout,
+        re.MULTILINE,
+    )
+
+
 def test_pause_of_sends_is_told_shown_and_ended_alone(run, topic):
     name = topic.name
     told = json.loads(run("topic", "pause", name, "--send", "--why", "it moves", "--json").stdout)

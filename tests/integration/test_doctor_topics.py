@@ -14,6 +14,7 @@ from rmq.features.topic_admin.service import Sampler
 from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import leader_key, workers_key
 from rmq.kernel.transport.connections.pool import Pool
+from tests.conftest import Clock
 from tests.integration.examining import client, grave, one, redis, report_worker, seen
 from tests.servers import Server
 
@@ -79,6 +80,26 @@ def test_slot_with_most_messages_is_named(client: rmq.Client) -> None:
     )
 
     assert "skewed: slot " in one(client, "slot-skew").evidence
+
+
+def test_a_history_that_keeps_much_less_than_its_time_is_named(
+    client: rmq.Client, clock: Clock
+) -> None:
+    topic = client.topic("orders", history=rmq.History("1h", "1MiB"))
+    topic.send_many([rmq.Outgoing("x" * 100_000) for _ in range(10)])
+    assert grave(client, "history") == []
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(10, wait=1))
+    clock.advance(2000)
+    assert grave(client, "history") == [], "it keeps more than half of its time"
+    clock.advance(-1400)
+
+    finding = one(client, "history")
+
+    assert "orders: the history has reached max_bytes, and keeps the last 10 min instead of 60" in (
+        finding.evidence
+    )
+    assert finding.fix == "rmq topic set orders --history keep=1h,max_bytes=6MiB"
 
 
 def test_group_with_most_of_a_backlog_is_named(client: rmq.Client) -> None:

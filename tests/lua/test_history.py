@@ -377,6 +377,24 @@ def test_a_new_topic_of_the_name_begins_without_a_history(keeping):
     assert "acked" not in box.state()["slot"]
 
 
+def test_stats_show_the_bytes_and_how_far_the_history_goes_back(keeping):
+    box = keeping
+    box.send(2)
+    first, second = box.take(2, lease_ms=7_200_000)
+    empty = box.run(topic_scripts.stats(box.keys))
+    assert (empty["history_bytes"], empty["history_ms"]) == (0, 0)
+    box.ack(first)
+    box.clock.advance(61)
+    tidy(box)
+    box.ack(second)
+    box.clock.advance(10)
+
+    found = box.run(topic_scripts.stats(box.keys))
+
+    assert found["history_bytes"] == 2 * (SIZE + MESSAGE + ENTRY)
+    assert found["history_ms"] == 71_000
+
+
 def test_a_short_ack_has_a_history_too(keeping):
     """The ack of one message in a known session takes the short form."""
     from tests.lua.test_short_forms import short_form_alone

@@ -75,7 +75,8 @@ FILES = sorted(
 # Consumers over HTTP: polls, streams, signed receipts, and tokens for topics: 889 lines, 6 files.
 # Settlements that meet a renewal of their leases: 60 lines and 1 file.
 # A history of acked messages, and its reader: 436 lines and 4 files.
-LIMITS = {"lines": 56_559, "files": 510, "private": 80}
+# The size of a history in the counts of a topic, as a metric, and in the doctor: 28 lines.
+LIMITS = {"lines": 56_587, "files": 510, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -104,6 +104,8 @@ CHECKS = (
           topics.slot_skew),
     Check("group-skew", "One group waits most", "groups with most of a topic's waiting messages",
           topics.group_skew),
+    Check("history", "History too small", "histories that keep far less than their time",
+          memory.history),
     Check("slow-scripts", "Slow scripts", "scripts of RMQ in SLOWLOG above 5 ms",
           programs.slow_scripts),
     Check("clock", "Clock", "the clock of Redis, compared with this machine", programs.clock),

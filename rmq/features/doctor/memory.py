@@ -1,8 +1,9 @@
-"""Checks of memory: its limit, its policy, and the encoding of RMQ's keys."""
+"""Checks of memory: its limit, its policy, histories, and the encoding of RMQ's keys."""
 
 from __future__ import annotations
 
-from rmq.features.doctor.look import MIB, Look, Severity, Sight, at
+from rmq.features.doctor.look import MIB, Look, Severity, Sight, age, at, of_topic, worst_first
+from rmq.kernel.core.history_limits import BYTES_MAX, History
 from rmq.kernel.topic.opening import SAFE_POLICY
 from rmq.kernel.transport.flow.steps import Flow
 
@@ -12,6 +13,8 @@ PACKED_MOST = 1024
 # lua/topic/slot.lua writes a value of this length, so that Redis stores the hash as a table.
 NOTE_BYTES = 84
 FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
+# A history with so much of its max_bytes that keeps less than this part of its time is reported.
+HISTORY_FULL, HISTORY_KEPT = 0.75, 0.5
 
 
 def policy(look: Look) -> Flow[list[Sight]]:
@@ -124,3 +127,20 @@ def fragmentation(look: Look) -> Flow[list[Sight]]:
             text = f"{text}; activedefrag is off, or cannot be read"
             found.append(Sight("warning", text, "CONFIG SET activedefrag yes"))
     return found
+
+
+def history(look: Look) -> Flow[list[Sight]]:
+    """Check for histories that keep acked messages for far less time than their setting `keep`."""
+    found = list[tuple[float, Sight]]()
+    for topic in (yield from look.topics()):
+        limits, size = topic.settings.history, topic.total["history_bytes"]
+        if limits is None or size < HISTORY_FULL * int(limits.max_bytes):
+            continue
+        kept_ms = max(1, topic.total["history_ms"])
+        if kept_ms < HISTORY_KEPT * limits.keep_ms:
+            text = f"the history has reached max_bytes, and keeps the last {age(kept_ms)} "
+            text += f"instead of {age(limits.keep_ms)}"
+            needed = min(BYTES_MAX, -(-size * limits.keep_ms // kept_ms // MIB) * MIB)
+            fix = f"rmq topic set {topic.name} --history {History(limits.keep, needed)}"
+            found.append((-kept_ms, of_topic(topic.name, "warning", text, fix)))
+    return worst_first(found) or [Sight("ok", "no history is far too small for its time")]

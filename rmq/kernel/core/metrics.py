@@ -249,6 +249,10 @@ PENDING_AGE = Metric(
 SUSPENDED = Metric(
     "rmq_suspended", "gauge", "messages", ("topic",), "Messages that wait for an event."
 )
+HISTORY_BYTES = Metric(
+    "rmq_history_bytes", "gauge", "bytes", ("topic",),
+    "Memory of the acked messages that the topic keeps in its history.",
+)  # fmt: skip
 BATCHES_OPEN = Metric(
     "rmq_batches_open", "gauge", "batches", (), "Batches whose callback has not been sent."
 )
@@ -327,7 +331,7 @@ SERVICE_FAILURES = Metric(
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
     WORKERS_RUNNING, LONG_RUNS, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PENDING, PENDING_AGE,
-    SUSPENDED, BATCHES_OPEN, PAUSED, SENDS_PAUSED,
+    SUSPENDED, HISTORY_BYTES, BATCHES_OPEN, PAUSED, SENDS_PAUSED,
     TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,

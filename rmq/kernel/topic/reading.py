@@ -30,7 +30,9 @@ from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand
 # Size of the calls of a long scan: messages of the first call, largest number, and bytes.
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024
 # For these counts, the topic has the largest value of its slots instead of the sum.
-NOT_SUMMED = ("late_ms", "pending_ms", "paused_ms", "sends_paused_ms", "now_ms")
+NOT_SUMMED = (
+    "late_ms", "pending_ms", "history_ms", "paused_ms", "sends_paused_ms", "now_ms",
+)  # fmt: skip
 
 
 # --- messages ----------------------------------------------------------------------------------

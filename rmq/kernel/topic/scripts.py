@@ -44,7 +44,7 @@ STATS = (
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
     "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
     "groups_paused", "groups_held", "pending", "pending_ms", "results", "now_ms",
-    "suspended",
+    "suspended", "history_bytes", "history_ms",
 )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
             keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
-            keys.pending, keys.targets, keys.keeping,
+            keys.pending, keys.targets, keys.keeping, keys.ackedparts,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply[:-1], strict=True)),

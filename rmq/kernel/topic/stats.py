@@ -37,6 +37,8 @@ GAUGES = {
     "pending": "follow-ups not in their topic yet",
     "pending_ms": "oldest of these waits for",
     "results": "results kept",
+    "history_bytes": "bytes of acked messages kept",
+    "history_ms": "oldest of these acked since",
     "paused_ms": "paused since",
     "sends_paused_ms": "sends paused since",
 }

@@ -307,6 +307,22 @@ def test_slo_is_set_and_marks_the_oldest_message_that_is_later(
     assert (refused.status, "as p99&lt;2s" in refused.text) == (400, True)
 
 
+def test_the_page_of_a_topic_shows_its_history(console: Server, client: rmq.Client) -> None:
+    topic = client.topic("orders", history=rmq.History("1h", "8MiB"), max_body=1 << 20)
+    topic.send("x" * 1_000_000)
+    with topic.consumer() as consumer:
+        consumer.ack(consumer.receive(wait=1))
+
+    page = until(
+        lambda: (
+            "1.0 MiB" in (found := fetch(console.url + "/console/topics/orders").text) and found
+        ),
+        "the figure",
+    )
+    assert "history of" in page
+    assert "bytes of acked messages kept" in page
+
+
 def test_the_form_shows_durations_with_units_and_why_a_setting_is_fixed(
     console: Server, client: rmq.Client
 ) -> None:

@@ -121,7 +121,7 @@ def _cell(name: str, counts: Counts) -> str:
         return "?"
     if name in ("paused_ms", "sends_paused_ms"):
         return text.clock(moment(counts[name])) if counts[name] else "-"
-    if name == "late_ms":
+    if name.endswith("_ms"):
         return text.span(counts[name]) if counts[name] else "-"
     return text.number(counts[name])
 

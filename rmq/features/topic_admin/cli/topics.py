@@ -438,5 +438,11 @@ def show_topic(name: str) -> None:
             ("later", text.number(figures["later"])),
             ("in flight", text.number(figures["in_flight"])),
             ("dead", text.number(figures["dead"])),
+            *([("history", _history_text(figures))] if figures["history_bytes"] else []),
         ]
     )
+
+
+def _history_text(figures: dict[str, int]) -> str:
+    size = f"{figures['history_bytes'] / (1 << 20):,.1f} MiB"
+    return f"{size}, acked in the last {text.span(figures['history_ms'])}"
