@@ -1,6 +1,7 @@
 --[[
 redrive_send: store dead letters of another topic, each letter once. This is the second of three
-steps, after redrive_hold and before redrive_settle. `failures`, `merge`, `audit`, `bodies`,
+steps, after redrive_hold and before redrive_settle. A replay stores acked messages again with this
+script alone: such messages have new members. `failures`, `merge`, `audit`, `bodies`,
 `results` and `keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a
 sleeping consumer.
 
@@ -8,7 +9,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
 ARGV[4]   created              the topic's stamp as the caller opened it. Another stamp is an error.
-ARGV[5..] three arguments for each dead letter: its member and token (21 bytes), the first 4 bytes
+ARGV[5]   again          ''    or 1: refusals are not noted, so that the caller may try again
+ARGV[6..] three arguments for each dead letter: its member and token (21 bytes), the first 4 bytes
           of its record, and its record from byte 9 on, as for send. If the caller cannot store a
           letter, the second argument is t (too large) or x (unreadable), and the third is ''. At
           most 1000 letters, 16 MiB in all.
@@ -16,13 +18,13 @@ Returns   {the server's time in epoch ms, a character for each letter}. The char
           stored, by this call or an earlier call; c another message has this id, or had it within
           the dedup window; f the slot is full (max_length); p sends are paused; t or x as given.
 Cost      O(n log L), n = letters, L = messages waiting in the slot
-Atomic    The outcome for a member and token is final. Each later call returns it again, even if the
-          message has been settled since. `arrivals` has it as a score. The score of a stored
-          message is 9e15 plus the time in epoch s. When its dead letter has been removed, the
-          caller replaces this score by the time of that. The score of a refused message is
-          negative: 10 times the time in epoch ms, plus the position of its character in cfptx. An
-          outcome is forgotten an hour after the removal or the refusal (lib/dead_letters/arrivals).
-          Redis refuses the first write at maxmemory.
+Atomic    The outcome for a member and token is final, except a refusal that is not noted. Each
+          later call returns it again, even if the message has been settled since. `arrivals` has it
+          as a score. The score of a stored message is 9e15 plus the time in epoch s. When its dead
+          letter has been removed, the caller replaces this score by the time of that. The score of
+          a refused message is negative: 10 times the time in epoch ms, plus the position of its
+          character in cfptx. An outcome is forgotten an hour after the removal or the refusal
+          (lib/dead_letters/arrivals). Redis refuses the first write at maxmemory.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare arrivals results keeping
 --- @include "lib/dead_letters/arrivals"
@@ -34,7 +36,7 @@ Atomic    The outcome for a member and token is final. Each later call returns i
 --- @include "lib/slot_fields"
 local REFUSALS = 'cfptx' -- outcomes of refused letters; an arrival has the position of one
 local ENTRY = MEMBER + 8 -- bytes of member and token
-local FIRST, EACH = 5, 3 -- first argument of the letters, and number of arguments for each
+local FIRST, EACH = 6, 3 -- first argument of the letters, and number of arguments for each
 local now = clock(ARGV[1])
 local n = (#ARGV - FIRST + 1) / EACH
 if n < 1 or n > MOST or n % 1 > 0 then
@@ -67,8 +69,12 @@ end
 
 -- Refuse letter i.
 local function refuse(i, outcome)
-  local position = string.find(REFUSALS, outcome, 1, true)
-  set_outcome(i, outcome, -(now * 10 + position))
+  if ARGV[5] == '' then
+    local position = string.find(REFUSALS, outcome, 1, true)
+    set_outcome(i, outcome, -(now * 10 + position))
+  else
+    outcomes[i] = outcome
+  end
 end
 
 -- Return the outcome that an earlier call had for a member and token, or nil.

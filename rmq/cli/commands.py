@@ -43,6 +43,9 @@ COMMANDS = {
     "dlq": CommandEntry(
         "rmq.features.dead_letters.cli.dlq:dlq", "List, redrive (send back) and purge dead letters."
     ),
+    "replay": CommandEntry(
+        "rmq.cli.replay:replay", "Send acked messages of TOPIC again, from its history."
+    ),
     "purge": CommandEntry(
         "rmq.features.dead_letters.cli.dlq:purge",
         "Delete all waiting messages of TOPIC permanently, including delayed messages.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -32,6 +32,18 @@ def moment(text: str) -> datetime:
     if parsed.utcoffset() is None:
         raise ValueError(f"{text!r} has no time zone; add Z or an offset, as +02:00")
     return parsed
+
+
+def _moment_or_ago(text: str) -> datetime:
+    """Parse a time as `moment` does, or a duration before now."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+    except ValueError:
+        pass
+    try:
+        return moment(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or give a duration before now, as 2h") from None
 
 
 class _Parsed(ParamType):
@@ -114,6 +126,7 @@ def _history(text: str) -> str:
 DURATION = _Parsed("duration", parse_duration)
 DURATION_OR_OFF = _Parsed("duration", parse_duration, "off")
 MOMENT = _Parsed("moment", moment)
+MOMENT_OR_AGO = _Parsed("moment", _moment_or_ago)
 SIZE = _Parsed("size", _size)
 HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)

@@ -39,7 +39,7 @@ def test_the_commands_are_these():
         "ledger create", "ledger purge", "ledger show", "offloaded sweep", "outbox create",
         "outbox ls", "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void",
         "peek", "pending drop", "pending ls", "pending send", "ping", "priority", "purge",
-        "query ls", "query release", "reschedule", "result",
+        "query ls", "query release", "replay", "reschedule", "result",
         "schedule delete", "schedule ls", "schedule pause", "schedule resume", "schedule run",
         "schedule show", "schedule work", "send", "server",
         "signal", "sink forget", "sink ls", "stats", "tail",

@@ -31,8 +31,8 @@ def arrival(box: Box, id: bytes, token: bytes = TOKEN, **options: Any) -> Arriva
     return Arrival(entry(id, token), *box.part(**options))
 
 
-def send(box: Box, *arrivals: Arrival) -> str:
-    reply = box.run(scripts.redrive_send(box.handle, box.keys, arrivals))
+def send(box: Box, *arrivals: Arrival, notes_refusals: bool = True) -> str:
+    reply = box.run(scripts.redrive_send(box.handle, box.keys, arrivals, notes_refusals))
     assert reply.now_ms == box.clock.now_ms
     return str(reply.letters)
 

@@ -67,6 +67,22 @@ def test_a_refusal_is_final_for_its_token_and_says_the_same_again(box: Box) -> N
     assert send(box, arrival(box, paused, ANOTHER)) == "s"
 
 
+def test_a_refusal_that_is_not_noted_is_tried_again(box: Box) -> None:
+    paused, large = box.ids(2)
+    box.redis.hset(box.keys.slot, "paused_send", 1)
+    asked = [arrival(box, paused), Arrival(entry(large), b"t", b"")]
+    before = box.state()
+
+    for _ in range(2):
+        assert send(box, *asked, notes_refusals=False) == "pt"
+        assert box.changed(before) == {}
+
+    box.redis.hdel(box.keys.slot, "paused_send")
+    for _ in range(2):
+        assert send(box, *asked, notes_refusals=False) == "st"
+    assert box.redis.zcard(box.keys.arrivals) == 1
+
+
 def test_a_full_slot_takes_as_many_as_it_has_room_for(box: Box) -> None:
     box.send(3)
     box.redis.hset(box.keys.slot, mapping={"capacity": 5, "overflow": "reject"})

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -129,20 +129,29 @@ class JobMatches(DeadLetterConditions):
 
     Attributes:
         running: For a cancel, whether it also applies to messages in flight.
+        since: For a replay, time of the first acks. Default: the oldest ack in the history.
+        until: For a replay, time before which the acks were. Default: the start of the job.
     """
 
     verb: JobVerb = "redrive"
     running: bool = False
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the conditions that were sent, as keyword arguments of `Admin`."""
+        times = {"since": self.since, "until": self.until}
+        return super().given() | {name: at for name, at in times.items() if at is not None}
 
 
 class NewJob(JobMatches):
-    """A job that runs in the background: a redrive or purge of dead letters, or a cancel.
+    """A job that runs in the background: a redrive or purge of dead letters, a cancel or a replay.
 
-    Without conditions, a redrive or purge applies to all letters, and a cancel to all waiting
-    messages.
+    Without conditions, a redrive or purge applies to all letters, a cancel to all waiting messages,
+    and a replay to all messages in the history.
 
     Attributes:
-        to: For a redrive, another topic that gets the messages.
+        to: For a redrive or a replay, another topic that gets the messages.
         fresh: For a redrive, whether to delete the steps of the messages.
         rate: Maximum number of messages per second.
         keep: For a purge, how long the messages can be restored, in seconds. With 0 they are

@@ -71,6 +71,20 @@ PAGE_BYTES = 4 * 1024 * 1024
 _DERIVED = 0x80  # bit in the first byte of ids that come from a dedup key
 
 
+def open_other(context: TopicContext, to: str) -> Flow[TopicContext]:
+    """Open another topic, and return its context.
+
+    Raises:
+        InvalidValue, InvalidType: The name is not valid, or names the topic itself.
+        TopicNotFound: The topic does not exist.
+    """
+    target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
+    if target.name == context.name:
+        raise InvalidValue(f"to: {to!r} is the topic itself; omit it")
+    yield from opening.ensure_open(target, create=False)
+    return target
+
+
 def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
     """Open the topic to which dead letters are moved, and return its context.
 
@@ -80,10 +94,7 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
             group into two slots.
         TopicNotFound: The topic does not exist.
     """
-    target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
-    if target.name == context.name:
-        raise InvalidValue(f"to: {to!r} is the topic itself; omit it")
-    yield from opening.ensure_open(target, create=False)
+    target = yield from open_other(context, to)
     if target.settings.groups:
         yield from opening.ensure_open(context, create=False)
         slots, numbers = context.settings.slots, target.settings
@@ -147,7 +158,7 @@ class Redrive:
             by_slot.setdefault(each.slot, []).append((place, arrival))
         for slot, group in by_slot.items():
             arrivals = [arrival for _, arrival in group]
-            answer = yield from _send(self.target, slot, arrivals)
+            answer = yield from send(self.target, slot, arrivals)
             for (place, _), letter in zip(group, answer.letters, strict=True):
                 letters[place] = letter
             # A letter that too few replicas have confirmed stays held here. The next attempt waits
@@ -162,7 +173,7 @@ class Redrive:
             if stored:
                 # The letters are removed here, so the other topic may forget its records of them.
                 words = [word for entry in stored for word in (answer.now_ms, entry)]
-                key = _keys_of(self.target, slot).arrivals
+                key = keys_of(self.target, slot).arrivals
                 yield RawCommand("redrive", "ZADD", key, "XX", *words)
             for (place, arrival), end in zip(sent, settled, strict=True):
                 if letters[place] == "s":
@@ -184,7 +195,7 @@ class Redrive:
         entries = [member_of(ids[place]) + self.token for place in gone]
         asked = {slots[place] for place in gone}
         for slot in range(len(self.target.slots)) if self.target.settings.layout else asked:
-            key = _keys_of(self.target, slot).arrivals
+            key = keys_of(self.target, slot).arrivals
             scores = yield RawCommand("redrive", "ZMSCORE", key, *entries)
             for place, score in zip(gone, scores, strict=True):
                 if score is not None and float(score) > 0:
@@ -226,20 +237,23 @@ def _count_that_fit(held: Sequence[HeldLetter]) -> int:
     return len(held)
 
 
-def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
+def keys_of(target: TopicContext, slot: int) -> SlotKeys:
+    """Return the keys of a slot of the other topic."""
     # The topic may have been created again with fewer slots.
     return target.slots[slot % len(target.slots)]
 
 
-def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
-    """Store dead letters in a slot of the other topic, which may be resized during the call.
+def send(
+    target: TopicContext, slot: int, arrivals: list[Arrival], notes_refusals: bool = True
+) -> Flow[ArrivalReply]:
+    """Store messages in a slot of the other topic, which may be resized during the call.
 
-    The result has a character for each letter. The character is `n` if the letter is stored with
-    less durability than the topic requires.
+    The result has a character for each message. The character is `n` if the message is stored with
+    less durability than the topic requires. `notes_refusals`: whether a refusal is final.
     """
     times = 0
     while True:
-        command = scripts.redrive_send(target, _keys_of(target, slot), arrivals)
+        command = scripts.redrive_send(target, keys_of(target, slot), arrivals, notes_refusals)
         try:
             replies, short = yield from durable_pipeline([command], target.settings.durability)
             reply: ArrivalReply = raise_first_error(replies)[0]

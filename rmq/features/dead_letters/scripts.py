@@ -179,9 +179,12 @@ def redrive_hold(
 
 
 def redrive_send(
-    context: TopicContext, keys: SlotKeys, arrivals: Sequence[Arrival]
+    context: TopicContext, keys: SlotKeys, arrivals: Sequence[Arrival], notes_refusals: bool = True
 ) -> Command[ArrivalReply]:
-    """Store dead letters that come from another topic. Each letter is stored once."""
+    """Store dead letters that come from another topic, or replayed messages, each of them once.
+
+    `notes_refusals` says whether a refusal is final. Otherwise, the caller may try again.
+    """
     return Command(
         script_loader.load("redrive_send"),
         (
@@ -190,7 +193,7 @@ def redrive_send(
             keys.results, keys.keeping,
         ),
         [
-            clock.now_us, context.channel, keys.index, keys.created,
+            clock.now_us, context.channel, keys.index, keys.created, "" if notes_refusals else "1",
             *(part for arrival in arrivals for part in arrival),
         ],
         lambda reply: ArrivalReply(reply[0], reply[1].decode()),

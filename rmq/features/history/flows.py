@@ -174,6 +174,24 @@ def _entries_command(
     return Command(script_loader.plain("XRANGE"), (keys.acked,), args, parse)
 
 
+def records(
+    context: TopicContext, index: int, entries: Iterable[str]
+) -> Flow[dict[tuple[str, bytes], bytes]]:
+    """Read entries of a slot. Return the records by entry and id. Removed entries are left out."""
+    commands = []
+    for entry in entries:
+        ms, seq = _parse(entry)
+        before = (ms, seq - 1) if seq else (ms - 1, LAST_SEQ)
+        commands.append(_entries_command(context, index, before, entry, 1))
+    replies = yield from pipeline(commands)
+    return {
+        (message.entry, message.id): message.record
+        for found in replies
+        for messages in found
+        for message in messages
+    }
+
+
 def _unpacked(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Return the member and the record of each message of an entry."""
     at = 0

@@ -12,9 +12,9 @@ Layout, big-endian, so that bytes sort by time:
 
 Two bits of the first byte are marks. In all other ids, both bits are 0 until the year 4199:
 
-    0x80  derived: the id of a message with a dedup key, or of a schedule for one time. Stamp and
-          random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
-          bit set.
+    0x80  derived: the id of a message with a dedup key, of a schedule for one time, or of a
+          replayed message. Stamp and random are the 13 bytes of the BLAKE2b digest of the key, of
+          name and time, or of job and acked message, with this bit set.
     0x40  kept: the caller keeps the id, to be able to send the message again. `Topic.new_id` and
           the outbox make such ids. Kept ids sort by time, after all ids that are neither kept nor
           derived. In a derived id, this bit has no meaning.
@@ -152,7 +152,7 @@ class MessageId(bytes):
 
     @property
     def is_derived(self) -> bool:
-        """Whether the id was derived from a dedup key, or from a schedule and its time."""
+        """Whether the id was derived: from a dedup key, from a schedule, or by a replay."""
         return bool(self[0] & _DERIVED)
 
     @property
@@ -343,6 +343,14 @@ def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> Mess
     text = f"{schedule}:{time_ms}".encode()
     digest = hashlib.blake2b(text, digest_size=13, person=b"rmq-schedule").digest()
     return _derived(digest, slot, check)
+
+
+def derive_member(text: bytes, person: bytes) -> bytes:
+    """Return the name in Redis of a message whose id is derived from a text.
+
+    `person` names the kind of the text, at most 16 bytes, so that ids of two kinds are never equal.
+    """
+    return _derived(hashlib.blake2b(text, digest_size=13, person=person).digest(), 0, 0).member
 
 
 def _derived(digest: bytes, slot: int, check: int) -> MessageId:

@@ -255,6 +255,38 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
     return _each(read, references)
 
 
+def copy_all(
+    references: Sequence[Reference], topic: str, stamp: bytes, now_ms: int
+) -> list[Reference | None]:
+    """Copy objects within their stores, for messages of a topic.
+
+    Return the new references. A missing or damaged object has None.
+
+    Raises:
+        StoreUnavailable: This process does not have the store, or the store refused a call.
+    """
+
+    def copy(reference: Reference) -> Reference | None:
+        try:
+            store = _store_of(reference)
+            data = store.read(reference)
+            if hashlib.sha256(data).digest() != reference.digest:
+                return None
+            copied = store.new_reference(topic, stamp, now_ms, data)
+            store.write(copied, data)
+        except FileNotFoundError:
+            return None
+        except DecodeError as error:
+            raise StoreUnavailable(str(error)) from error
+        except Exception as error:  # whatever the store's package raises
+            raise StoreUnavailable(
+                f"{reference.described}, cannot be copied: {type(error).__name__}: {error!s:.200}"
+            ) from error
+        return copied
+
+    return _each(copy, references)
+
+
 def remove_all(references: Sequence[Reference]) -> list[str]:
     """Remove objects. Return a text for each object.
 

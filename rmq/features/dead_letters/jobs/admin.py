@@ -40,21 +40,23 @@ class AsyncJobAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            verb: "redrive" to send dead letters back, "purge" to put them into the trash, or
-                "cancel" to delete waiting messages permanently.
+            verb: "redrive" to send dead letters back, "purge" to put them into the trash, "cancel"
+                to delete waiting messages permanently, or "replay" to send acked messages of the
+                history again.
             conditions: Conditions that the messages must meet, named as in `redrive`: ids,
                 reason, error, older_than, type, filter. Default: all dead letters, or all waiting
                 messages. The further condition `died` is a list of times of death in epoch ms, one
                 for each id. A letter that was sent back and died again has another time of death,
                 so the job does not change that letter. A cancel supports no condition on the time
-                of death.
+                of death. A replay supports other conditions: since and until (times of acks, as
+                aware datetimes or in epoch ms; until is not included), type and filter.
             rate: Maximum number of messages per second. Default: no limit.
             keep: For a purge, how long the messages can be restored, in seconds or as a timedelta.
                 With 0 they are deleted permanently.
             by: Name of the person who starts the job, for display. Default: user@host.
             expected: Number of matching dead letters, if you have counted them. Progress bars show
                 it.
-            to: For a redrive, another topic that gets the messages, as in `redrive`.
+            to: For a redrive or a replay, another topic that gets the messages.
             dedup_key: Key that identifies this call. As long as the job is kept, another call with
                 the same key starts no job and returns the first job.
             running: For a cancel, whether to also request the cancellation of messages in flight,
@@ -64,11 +66,15 @@ class AsyncJobAdmin(AsyncAdminPart):
         Guarantee:
             Each matching dead letter that died before the job started is sent back once, even if
             processes that run the job die. A cancel ends messages that were accepted before the job
-            started, and counts each message once. If the job is paused or stopped, the remaining
+            started, and counts each message once. A replay sends each message of the history that
+            was acked before the job started once, as a new message with a new id. If the history
+            removes messages before the job reads them, the job continues, and `lost_to` of the job
+            is the time of the newest of their acks. If the job is paused or stopped, the remaining
             messages stay as they are.
 
         Raises:
             TopicNotFound: The topic does not exist.
+            ConfigurationError: For a replay, the topic keeps no history.
             InvalidValue, InvalidType: A value is not valid.
         """
         keep_ms = duration_ms(keep, "keep", zero=True)

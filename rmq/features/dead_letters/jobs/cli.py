@@ -43,11 +43,21 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
             "unreadable",
         ),
         "runner": job.runner or None,
-        **text.fields(job, "to", "refused", "running", "requested", "fresh"),
+        **text.fields(job, "to", "refused", "running", "requested", "fresh", "lost_to"),
     }  # fmt: skip
 
 
+def lost_text(job: rmq.Job) -> str:
+    """Return text for the user: which messages a replay could not send again, because of limits."""
+    return (
+        f"the history removed messages that were acked up to {text.fine_clock(job.lost_to)} before "
+        "the job read them; they were not sent"
+    )
+
+
 def _messages(job: rmq.Job) -> str:
+    if job.verb == "replay":
+        return "acked messages"
     if job.verb != "cancel":
         return "dead letters"
     return "messages, waiting or in flight," if job.running else "waiting messages"
@@ -123,6 +133,7 @@ def show(id: str, outcomes: int) -> None:
         *([("requested", text.number(found.requested))] if found.running else []),
         ("gone", text.number(found.gone)), ("unreadable", text.number(found.unreadable)),
         *((f"left: {name}", text.number(count)) for name, count in found.refused.items()),
+        *([("lost", lost_text(found))] if found.lost_to else []),
         ("examined", text.number(found.examined)), ("runner", found.runner or "-"),
     ])  # fmt: skip
     for each in last:

@@ -9,14 +9,14 @@ from the list.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from rmq.errors import InvalidValue, JobNotFound, ScriptFailed
 from rmq.features.dead_letters import redrive_to
 from rmq.features.dead_letters.flows import Filter, check_fresh
-from rmq.features.dead_letters.jobs import job as jobs_core, scripts
+from rmq.features.dead_letters.jobs import job as jobs_core, replay, scripts
 from rmq.features.dead_letters.jobs.job import ENDED, VERBS, Job, JobOutcome, JobVerb
 from rmq.features.dead_letters.jobs.scripts import JobReply
 from rmq.kernel.core import pause
@@ -40,7 +40,7 @@ STARTING_S = 60  # after this time, a listed job that was never stored is remove
 IDS_MAX = 10_000  # maximum number of ids in a job's conditions
 _FIELDS = (
     "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
-    "ended", "examined", "runner", "running", "fresh",
+    "ended", "examined", "runner", "running", "fresh", "cursor",
     *(f"count_{letter}" for letter in jobs_core.LETTERS),
 )  # fmt: skip
 
@@ -51,6 +51,7 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
     text += f", {job.requested} requested" if job.requested else ""
     text += "".join(f", {count} {outcome}" for outcome, count in job.refused.items())
+    text += f", lost messages acked up to {job.lost_to.isoformat()}" if job.lost_to else ""
     yield from note(prefix, AuditLine(job.ended_ms, job.by, "job end", job.id, text))
     key = jobs_key(prefix)
     yield RawCommand("job", "ZADD", key, job.ended_ms, job.id)
@@ -81,6 +82,8 @@ def check_conditions(verb: JobVerb, conditions: Mapping[str, Any]) -> dict[str, 
         InvalidValue, InvalidType: A condition is not valid for the messages of the verb.
     """
     given = {name: value for name, value in conditions.items() if value is not None}
+    if verb == "replay":
+        return replay.check_conditions(given)
     wanted = Filter(**given)
     if wanted.ids is not None:
         if len(wanted.ids) > IDS_MAX:
@@ -132,20 +135,25 @@ def job_start(
     for id in given.get("ids", ()):
         context.check_id(id)
     if to is not None:
-        if known != "redrive":
-            raise InvalidValue("to: only for a redrive")
-        yield from redrive_to.open_target(context, to)
+        if known not in ("redrive", "replay"):
+            raise InvalidValue("to: only for a redrive or a replay")
+        is_replay = known == "replay"
+        yield from (redrive_to.open_other if is_replay else redrive_to.open_target)(context, to)
     if fresh and known != "redrive":
         raise InvalidValue("fresh: only for a redrive")
     check_fresh(fresh, to)
-    accepted = (yield from accepted_by_slot(context)) if known == "cancel" else []
+    bounds: Sequence[int | str] = ()
+    if known == "cancel":
+        bounds = yield from accepted_by_slot(context)
+    elif known == "replay":
+        bounds = yield from replay.bounds(context, given)
     job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
     now_ms = yield from server_ms("job_start")
     # List the job first: a job that is not listed would never be run.
     listed = LISTED_ACTIVE + now_ms // 1000
     yield RawCommand("job_start", "ZADD", jobs_key(prefix), "NX", listed, job_id)
     fields = jobs_core.definition(
-        known, given, rate, keep_ms, who, expected, to, running, accepted, fresh
+        known, given, rate, keep_ms, who, expected, to, running, bounds, fresh
     )
     began = yield scripts.job_start(prefix, job_id, fields)
     started = yield from job(prefix, job_id)

@@ -1,4 +1,4 @@
-"""Jobs: redrives, purges and cancels that `rmq server` runs in the background."""
+"""Jobs: redrives, purges, cancels and replays that `rmq server` runs in the background."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
 class Job(Answer):
     """A job, as `rmq job show` prints it.
 
-    `keep` is the time in the trash after a purge, in seconds.
+    `keep` is the time in the trash after a purge, in seconds. `lost_to`: for a replay, the history
+    removed messages before the job read them, and this is the time of the newest of their acks.
     """
 
     id: str
@@ -111,17 +112,19 @@ class Job(Answer):
     running: bool
     requested: int
     fresh: bool
+    lost_to: datetime | None
 
 
 @TABLE.post("/topics/{topic}/jobs", role=Role.OPERATOR, status=201)
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
-    """Start a redrive, purge or cancel as a job, which continues after this response.
+    """Start a redrive, purge, cancel or replay as a job, which continues after this response.
 
     To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. A
     repeated request with the same header Idempotency-Key starts no second job. A repeated request
-    without the header starts another job, but each message is still changed only once.
+    without the header starts another job. Each message is still changed only once, but a second
+    replay sends the messages again.
     """
-    if body.verb != "redrive":
+    if body.verb not in ("redrive", "replay"):
         context.require(Role.ADMIN)  # as a purge requires
         check_confirm(body.confirm, path.topic)
     job = await context.admin.job_start(
@@ -188,7 +191,8 @@ class JobOutcome(Answer):
 
     "gone" means that the message was no longer a dead letter, or was settled before a cancel.
     "conflict", "too large", "full", "paused", "moving" and "not durable" mean that the other topic
-    of a redrive refused the message, which stayed dead. "requested" means that a cancel requested
+    of a redrive refused the message, which stayed dead. For a replay, "gone" means that the history
+    no longer had the message. "requested" means that a cancel requested
     the cancellation of a message in flight. "already requested", "in flight", "in query" and "dead"
     mean that a cancel did not change the message.
     """

@@ -17,12 +17,12 @@ from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
-JobVerb = Literal["redrive", "purge", "cancel"]
+JobVerb = Literal["redrive", "purge", "cancel", "replay"]
 JobState = Literal["running", "paused", "stopping", "stopped", "done"]
 VERBS: tuple[JobVerb, ...] = get_args(JobVerb)
 ENDED = ("stopped", "done")
 
-# Outcomes of messages that another topic refused, by their character in replies. The messages stay
+# Outcomes of messages that another topic refused, by their character in replies. Dead letters stay
 # dead.
 REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
 REFUSED["n"] = "not durable"  # stored in the other topic, but in fewer copies than it requires
@@ -61,13 +61,19 @@ def code_of(id: str) -> str:
     return id[-8:]
 
 
+def time_of(condition: str) -> datetime:
+    """Return the time in a condition `since` or `until`."""
+    return datetime.fromisoformat(condition)
+
+
 class Job(NamedTuple):
     """A job, as stored in Redis.
 
     Attributes:
         id: Name of the topic, a dot and 8 characters.
         topic: Topic of the messages.
-        verb: "redrive" or "purge" of dead letters, or "cancel" of waiting messages.
+        verb: "redrive" or "purge" of dead letters, "cancel" of waiting messages, or "replay" of
+            acked messages.
         conditions: Conditions that the messages must meet, as the caller set them. Empty for all
             messages.
         rate: Maximum number of messages per second, or None for no limit.
@@ -75,20 +81,24 @@ class Job(NamedTuple):
         by: Name of the person who started the job.
         state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
         began_ms: Start of the job, in epoch ms. Messages that died later are not changed. A cancel
-            does not change messages that were accepted later.
+            does not change messages that were accepted later, and a replay does not send messages
+            that were acked later.
         ended_ms: End of the job, in epoch ms, or None.
         expected: Number of matching messages at the start, or None if they were not counted.
         examined: Number of messages examined. A cancel may examine a message several times.
-        done: Number of matching messages sent back, put into the trash, or cancelled.
+        done: Number of matching messages sent back, put into the trash, cancelled, or sent again.
         gone: Number of matching messages that had been removed before the job reached them.
-        unreadable: Number of matching dead letters that stayed because their record is unreadable.
+        unreadable: Number of matching messages that stayed because their record is unreadable, or
+            that were not sent again because their stored object is missing.
         runner: Name of the process that runs the job now, or empty.
-        to: For a redrive, another topic that gets the messages, or None.
-        refused: Number of matching messages that were left as they are, by outcome: dead letters
-            that the other topic refused, or messages that could not be cancelled.
+        to: For a redrive or a replay, another topic that gets the messages, or None.
+        refused: Number of matching messages that were left as they are, by outcome: messages that
+            the topic refused, or messages that could not be cancelled.
         running: For a cancel, whether it also cancels messages in flight.
         requested: Number of matching messages in flight whose cancellation the job requested.
         fresh: For a redrive, whether it deletes the steps of the messages.
+        lost_ms: For a replay: the history removed messages before the job read them, and the newest
+            of them was acked at this time, in epoch ms. None if the job has lost no message.
     """
 
     id: str
@@ -112,6 +122,7 @@ class Job(NamedTuple):
     running: bool = False
     requested: int = 0
     fresh: bool = False
+    lost_ms: int | None = None
 
     @property
     def matched(self) -> int:
@@ -123,6 +134,11 @@ class Job(NamedTuple):
     def began(self) -> datetime:
         """Start of the job, by the server's clock. Messages that died later are not included."""
         return moment(self.began_ms)
+
+    @property
+    def lost_to(self) -> datetime | None:
+        """`lost_ms` as a time, by the server's clock, or None."""
+        return None if self.lost_ms is None else moment(self.lost_ms)
 
     @property
     def ended(self) -> datetime | None:
@@ -154,7 +170,8 @@ class JobOutcome(NamedTuple):
             "conflict" (the topic has a message with this id), "too large", "full", "paused" (sends
             to the topic), "moving" (to a third topic) or "not durable" (stored in too few copies).
             For a cancel: "done", "requested", "gone" (settled), or the reason why the message could
-            not be cancelled: "already requested", "in flight", "in query" or "dead".
+            not be cancelled: "already requested", "in flight", "in query" or "dead". For a replay,
+            "gone" means that the history no longer had the message.
     """
 
     id: MessageId
@@ -170,10 +187,14 @@ def definition(
     expected: int | None,
     to: str | None,
     running: bool,
-    accepted: Sequence[int],
+    bounds: Sequence[int | str],
     fresh: bool,
 ) -> list[str]:
-    """Return the fields and values of a job's definition, as arguments of job_start."""
+    """Return the fields and values of a job's definition, as arguments of job_start.
+
+    `bounds` has an entry for each slot: for a cancel, the acceptance number of the newest message;
+    for a replay, the entries of the history between which the job reads.
+    """
     fields = {
         "verb": verb,
         "conditions": json.dumps(dict(conditions), separators=(",", ":")),
@@ -186,7 +207,9 @@ def definition(
     if fresh:
         fields["fresh"] = "1"
     if verb == "cancel":
-        fields |= {"running": "1" if running else "", "accepted": " ".join(map(str, accepted))}
+        fields["running"] = "1" if running else ""
+    if bounds:
+        fields["accepted" if verb == "cancel" else "range"] = " ".join(map(str, bounds))
     return [text for pair in fields.items() for text in pair]
 
 
@@ -213,6 +236,7 @@ def _read(id: str, fields: Mapping[str, bytes]) -> Job:
         return check_int(int(text(name) or 0), name, 0, MOMENT_MOST_MS)
 
     counts = {name: number(f"count_{letter}") for letter, name in LETTERS.items()}
+    lost = text("cursor").partition(" ")[0] if text("verb") == "replay" else ""
     return Job(
         id, topic_of(id), text("verb"), dict(json.loads(text("conditions"))),  # type: ignore[arg-type]
         float(text("rate")) if text("rate") else None, number("keep_ms"), text("by"),
@@ -223,4 +247,5 @@ def _read(id: str, fields: Mapping[str, bytes]) -> Job:
         text("to") or None,
         {name: counts[name] for name in LEFT.values() if counts[name]},
         bool(text("running")), counts["requested"], bool(text("fresh")),
+        check_int(int(lost or 0), "cursor", 0, MOMENT_MOST_MS) or None,
     )  # fmt: skip

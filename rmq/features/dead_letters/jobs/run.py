@@ -26,9 +26,15 @@ from typing import Any, NamedTuple
 from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
 from rmq.features.dead_letters import redrive_to, scripts as dead_letters_scripts
 from rmq.features.dead_letters.flows import REDRIVE_MAX, Filter
-from rmq.features.dead_letters.jobs import flows, job as jobs_core, scripts as jobs_scripts
+from rmq.features.dead_letters.jobs import (
+    flows,
+    job as jobs_core,
+    replay,
+    scripts as jobs_scripts,
+)
 from rmq.features.dead_letters.jobs.job import ENDED, Job
-from rmq.features.dead_letters.jobs.scripts import JobStepReply, JobTaken
+from rmq.features.dead_letters.jobs.replay import SEND, Replay, ReplaySearch
+from rmq.features.dead_letters.jobs.scripts import Batch, JobStepReply, JobTaken
 from rmq.features.dead_letters.scripts import TOKEN_BYTES
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import MessageId, member_of
@@ -62,6 +68,7 @@ EXAMINED_MAX = 5000  # messages that are examined between two reads of the job
 REMEMBERED_MS = 240_000
 BEHIND_MS = 1000  # a job with a rate may catch up on a delay of this length
 BATCHES_PER_S = 8  # batches per second of a job with a rate
+MAY_ACCEPT = "fpn"  # outcomes after which a topic may accept the same message later
 
 
 class _Cursor(NamedTuple):
@@ -85,16 +92,6 @@ class _Cursor(NamedTuple):
             return cls()
         slot, score, member, *turn = text.split(" ")  # cursors of older versions have no `turn`
         return cls(int(slot), float(score), bytes.fromhex(member), int(turn[0]) if turn else 0)
-
-
-class _Batch(NamedTuple):
-    """Matching messages of one slot, and the position of the search."""
-
-    slot: int
-    ids: list[bytes]
-    cursor: _Cursor
-    examined: int
-    is_last: bool
 
 
 class _Search:
@@ -135,7 +132,7 @@ class _Search:
         for id in sorted({context.check_id(id) for id in self._wanted.ids or ()}):
             self._ids.setdefault(id.slot, []).append(id)
 
-    def next(self, most: int) -> Flow[_Batch]:
+    def next(self, most: int) -> Flow[Batch]:
         """Return the next batch, which may be empty after a long search."""
         ids: list[bytes] = []
         until = self.examined + EXAMINED_MAX
@@ -161,7 +158,7 @@ class _Search:
             self._cursor = _Cursor(slot, member.score, member_of(member.id), turn)
             if candidate and self._wanted.fits(candidate, self._began_ms):
                 ids.append(candidate.id)
-        return _Batch(slot, ids, self._cursor, self.examined, slot >= len(slots))
+        return Batch(slot, ids, self._cursor.pack(), self.examined, slot >= len(slots))
 
     def _read(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
         """Return the next messages of a slot after the cursor, or an empty list at the end."""
@@ -236,6 +233,9 @@ class _Search:
         return number is not None and slot < len(self._accepted) and number <= self._accepted[slot]
 
 
+Search = _Search | ReplaySearch
+
+
 class _Lost(Exception):
     """Raised if another process has taken over the job, or if the job has ended."""
 
@@ -248,6 +248,7 @@ class _Runner:
     is_stopping: Callable[[], bool]
     progress: Progress | None
     target: TopicContext | None = None  # other topic of a redrive
+    replay: Replay | None = None
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
         """Take or renew the lease of the job. With `hold_ms=0`, end the lease."""
@@ -278,24 +279,20 @@ class _Runner:
         number = int(fields["batch"])
         cursor = fields.get("cursor", b"").decode()
         yield from opening.ensure_open(self.context, create=False)
-        if job.to is not None:
+        if job.verb == "replay":
+            yield from self._open_replay(job)
+        elif job.to is not None:
             self.target = yield from redrive_to.open_target(self.context, job.to)
         letters = ""
         if "members" in fields:
             keys = self.context.slots[int(fields["slot"])]
             packed = fields["members"]
             ids = [keys.id_of(packed[at : at + 13]) for at in range(0, len(packed), 13)]
-            letters = yield from self._act(job, keys, number, ids)
+            letters = yield from self._act(job, keys, number, ids, cursor)
             is_forgotten = taken.now_ms - int(fields["noted"]) > REMEMBERED_MS
-            if is_forgotten and self.target is None:
+            if is_forgotten and self.target is None and self.replay is None:
                 letters = letters.replace("0", "1").replace("a", "r")
-        accepted = [int(word) for word in fields.get("accepted", b"").split()]
-        wanted = Filter(**job.conditions)
-        yield from opening.follow_ids(self.context, wanted.ids or ())
-        search = _Search(
-            self.context, wanted, _queues_of(job.verb, job.running),
-            job.began_ms, accepted, _Cursor.unpack(cursor), job.examined,
-        )  # fmt: skip
+        search = yield from self._search(job, fields, cursor)
         most = BATCH_MAX
         if job.rate is not None:
             most = max(1, min(BATCH_MAX, int(job.rate / BATCHES_PER_S)))
@@ -304,10 +301,10 @@ class _Runner:
         while True:
             stops = self.is_stopping()
             # A stopping runner records its outcomes and starts no further batch.
-            batch = _Batch(0, [], _Cursor.unpack(cursor), search.examined, False)
+            batch = Batch(0, [], cursor, search.examined, False)
             if not stops:
                 batch = yield from search.next(most)
-            cursor = batch.cursor.pack()
+            cursor = batch.cursor
             reached += len(letters)
             if self.progress:
                 self.progress(reached, max(reached, job.expected or 0))
@@ -321,7 +318,25 @@ class _Runner:
                     due_ms = max(due_ms, reply.now_ms - BEHIND_MS)
                     due_ms += len(batch.ids) / job.rate * 1000
                 keys = self.context.slots[batch.slot]
-                letters = yield from self._act(job, keys, number, batch.ids)
+                letters = yield from self._act(job, keys, number, batch.ids, cursor)
+
+    def _search(self, job: Job, fields: Mapping[str, bytes], cursor: str) -> Flow[Search]:
+        if job.verb == "replay":
+            between = fields["range"].decode().split()
+            return ReplaySearch(self.context, job.conditions, between, cursor, job.examined)
+        accepted = [int(word) for word in fields.get("accepted", b"").split()]
+        wanted = Filter(**job.conditions)
+        yield from opening.follow_ids(self.context, wanted.ids or ())
+        return _Search(
+            self.context, wanted, _queues_of(job.verb, job.running),
+            job.began_ms, accepted, _Cursor.unpack(cursor), job.examined,
+        )  # fmt: skip
+
+    def _open_replay(self, job: Job) -> Flow[None]:
+        target = self.context
+        if job.to is not None:
+            target = yield from redrive_to.open_other(self.context, job.to)
+        self.replay = Replay(self.context, target, self.id)
 
     def _wait(self, ms: float) -> Flow[None]:
         """Wait for a number of ms, and renew the lease of the job during this time."""
@@ -334,15 +349,17 @@ class _Runner:
                 if not taken.state:
                     raise _Lost
 
-    def _step(self, number: int, letters: str, batch: _Batch) -> Flow[JobStepReply]:
+    def _step(self, number: int, letters: str, batch: Batch) -> Flow[JobStepReply]:
         reply = yield jobs_scripts.job_step(
             self.context.prefix, self.id, self.name, HOLD_MS, number=number, letters=letters,
-            examined=batch.examined, cursor=batch.cursor.pack(), slot=batch.slot, ids=batch.ids,
+            examined=batch.examined, cursor=batch.cursor, slot=batch.slot, ids=batch.ids,
             last=batch.is_last, keep_s=flows.KEEP_S, most=flows.OUTCOMES_MAX,
         )  # fmt: skip
         assert isinstance(reply, JobStepReply)
         if reply.state < 0:
             raise JobNotFound(f"job {self.id} no longer exists")
+        if reply.state and self.replay is not None:
+            yield from self.replay.forget()
         if reply.job_state in ENDED:
             ended = yield from flows.job(self.context.prefix, self.id)
             yield from flows.note_end(self.context.prefix, ended)
@@ -351,8 +368,12 @@ class _Runner:
             raise _Lost
         return reply
 
-    def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
+    def _act(
+        self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes], cursor: str
+    ) -> Flow[str]:
         """Change the messages of a batch. Return one character for each message."""
+        if self.replay is not None:
+            return (yield from self._send_again(self.replay, keys, ids, replay.entries_in(cursor)))
         if self.target is not None:
             return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
@@ -379,6 +400,39 @@ class _Runner:
             self.context, keys, session, ids, job.began_ms, job.fresh
         )
 
+    def _send_again(
+        self, sender: Replay, keys: SlotKeys, ids: Sequence[bytes], entries: Sequence[str]
+    ) -> Flow[str]:
+        """Store acked messages again. Wait while the topic refuses them and may accept them later.
+
+        If the job is stopped during this wait, the refusals are its outcomes.
+        """
+        letters: dict[int, str] = {}
+        left, stops, waits = list(range(len(ids))), False, False
+        while left:
+            for at in range(0, len(left), SEND):
+                part = left[at : at + SEND]
+                sent = yield from sender.send(
+                    keys, [ids[place] for place in part], [entries[place] for place in part]
+                )
+                letters.update(zip(part, sent, strict=True))
+                taken = yield from self.take()
+                if not taken.state:
+                    raise _Lost
+                stops = taken.fields["state"] == b"stopping"
+            left = [place for place in left if letters[place] in MAY_ACCEPT]
+            if not left or stops:
+                break
+            why = jobs_core.LETTERS[letters[left[0]]]
+            level = logging.DEBUG if waits else logging.WARNING
+            log.log(level, "job %s waits: topic %r: %s", self.id, sender.topic, why)
+            waits = True
+            yield Sleep(RENEW_S)
+            if self.is_stopping():
+                yield from self.take(0)
+                raise _Lost
+        return "".join(letters[place] for place in range(len(ids)))
+
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
@@ -401,7 +455,10 @@ def matches(
 ) -> Flow[int]:
     """Count the messages that a job would change now."""
     known = flows.check_verb(verb, running)
-    wanted = Filter(**flows.check_conditions(known, conditions))
+    given = flows.check_conditions(known, conditions)
+    if known == "replay":
+        return (yield from replay.matches(context, given, BATCH_MAX))
+    wanted = Filter(**given)
     yield from opening.ensure_open(context, create=False)
     now_ms = yield from server_ms("job_matches")
     accepted = yield from flows.accepted_by_slot(context)

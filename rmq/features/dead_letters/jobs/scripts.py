@@ -36,6 +36,24 @@ class JobStepReply(NamedTuple):
     now_ms: int
 
 
+class Batch(NamedTuple):
+    """Messages of one slot that a job changes together, and the position of the search.
+
+    Attributes:
+        slot: Index of the slot.
+        ids: Ids of the messages.
+        cursor: Position behind the batch, as text.
+        examined: Number of messages examined so far.
+        is_last: Whether the job has no further batch.
+    """
+
+    slot: int
+    ids: list[bytes]
+    cursor: str
+    examined: int
+    is_last: bool
+
+
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
     """Store a job. Return 1 (stored) or 0 (exists already), and the start time of the job."""
     return _changing("job_start", prefix, job, definition)
