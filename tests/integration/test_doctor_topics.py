@@ -163,7 +163,7 @@ def test_head_that_a_worker_runs_for_long_is_named_with_the_worker(
         head.ack()
 
     assert "handle of host:7 runs for 15 min" in finding.evidence
-    assert finding.fix == "rmq worker show aaaaaaaa"
+    assert finding.fix == "kill 7  (on host; its messages are delivered again)"
 
 
 def test_messages_without_a_taker_are_named_until_somebody_is_there(
@@ -458,10 +458,12 @@ def test_runs_that_may_hang_are_named(
     runs = [(str(head.id), 0, seconds * 1000)]
     report_worker(redis, "aaaaaaaa", "imports", runs=runs, run_s=mean)
 
-    found = [each.evidence for each in grave(client, "long-runs")]
+    found = grave(client, "long-runs")
 
     expected = f"imports: 1 run of handle may hang; {head.id} is running for "
-    assert [text.startswith(expected) for text in found] == [True] * is_long
+    assert [each.evidence.startswith(expected) for each in found] == [True] * is_long
+    command = "kill 7  (on host; its messages are delivered again)"
+    assert [each.fix for each in found] == [command] * is_long
 
 
 @pytest.mark.parametrize(

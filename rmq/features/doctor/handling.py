@@ -17,6 +17,7 @@ from rmq.features.doctor.look import (
     of_topic,
     plural,
     some,
+    stop,
     worst_first,
 )
 from rmq.features.workers.status import IGNORED_S, HandlerRun, WorkerStatus
@@ -53,7 +54,7 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
         longest, worker = max(each, key=lambda pair: pair[0].seconds)
         text = (
             f"{plural(len(each), 'run')} of {handler} may hang; {longest.id} is running "
-            f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}; restart this process"
+            f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}"
         )
         ignored_s, ignoring = max((run.cancelled_s or 0, run.id) for run, _ in each)
         if ignored_s > IGNORED_S:
@@ -61,8 +62,8 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
                 f"; the run of {ignoring} has ignored a request to cancel it for "
                 f"{age(ignored_s * 1000)}: call d.checkpoint() in the handler, or set a max_runtime"
             )
-        fix, since_ms = f"rmq worker show {worker.id}", longest.since.timestamp() * 1000
-        sight = of_topic(topic, "warning", text, fix, worker.id, since_ms)
+        since_ms = longest.since.timestamp() * 1000
+        sight = of_topic(topic, "warning", text, stop(worker), worker.id, since_ms)
         found.append((longest.seconds, sight))
     return worst_first(found) or [Sight("ok", "no handler runs for far longer than usual")]
 
@@ -246,7 +247,8 @@ def workers(look: Look) -> Flow[list[Sight]]:
                 f"worker {worker.host}:{worker.pid} has not reported for {age(silent_s * 1000)}: "
                 "it was killed, or cannot reach Redis"
             )
-            fix, since_ms = f"rmq worker show {worker.id}", now_ms - silent_s * 1000
+            fix = "rmq worker MODULE  (if no other process has replaced it)"
+            since_ms = now_ms - silent_s * 1000
             topic = worker.topics[0] if worker.topics else ""
             sight = of_topic(topic, "warning", text, fix, worker.id, since_ms)
             found.append((silent_s, sight))

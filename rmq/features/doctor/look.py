@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -283,6 +284,11 @@ def some(names: list[str], most: int = 3) -> str:
     """Return text with the first names of a list, and the number of further names."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def stop(worker: WorkerStatus) -> str:
+    """Return the command that stops a worker process of which a handler hangs."""
+    return f"kill {worker.pid}  (on {shlex.quote(worker.host)}; its messages are delivered again)"
 
 
 def as_one(sights: list[Sight]) -> list[Sight]:

@@ -18,6 +18,7 @@ from rmq.features.doctor.look import (
     of_topic,
     plural,
     some,
+    stop,
     worst_first,
 )
 from rmq.features.groups import flows as group_flows
@@ -234,8 +235,7 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
                 f"{plural(behind, 'message')} behind it"
             )
             since_ms = run.since.timestamp() * 1000
-            fix = f"rmq worker show {worker.id}"
-            sight = of_topic(topic.name, "warning", text, fix, worker.id, since_ms)
+            sight = of_topic(topic.name, "warning", text, stop(worker), worker.id, since_ms)
             running.append((run.seconds, sight))
     ok = _partly("no ordered slot waits long for one message", len(waiting), "slots")
     return worst_first(retries) + worst_first(running) or [ok]
