@@ -74,7 +74,13 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
 
 
 def examined(request: PageRequest) -> LongReading:
-    """Return the findings of the doctor as a reading. Viewers share it, and it runs each minute."""
+    """Return the findings of the doctor as a reading: the last ones of this server, or new ones.
+
+    Viewers share new ones, which are read at most once a minute.
+    """
+    latest = request.context.state.examined()
+    if latest is not None:
+        return LongReading(ended=latest[0], found=latest[1])
 
     async def examine(reading: LongReading) -> list[Any]:
         return list(await request.context.admin.doctor())

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import datetime
+from typing import Any, Protocol
 
 from rmq.errors import RMQError
 
@@ -73,12 +74,15 @@ class ServerState:
         leads: Function that returns whether the server leads.
         services: Function that returns the status of its services.
         missing: Function that returns, by topic, how many messages the last audit found missing.
+        examined: Function that returns the time and the findings of the last examination by this
+            server, or None if it is too old.
     """
 
     server: str = ""
     leads: Callable[[], bool] = bool
     services: Callable[[], Sequence[ServiceStatus]] = list
     missing: Callable[[], Mapping[str, int]] = dict
+    examined: Callable[[], tuple[datetime, list[Any]] | None] = lambda: None
 
 
 class ServiceThread:

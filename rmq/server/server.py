@@ -78,6 +78,7 @@ class Server:
         self._jobs = Jobs(transport, config.prefix)
         self.audits = Audits(transport, self.survey)
         self.batches = Batches(transport, config.prefix)
+        self.doctor = Problems(transport, config.prefix, self.survey)
         self.queries = Queries(transport, self.survey)
         self.wanted = Wanted(transport, config.prefix, self.survey)
         services: list[Service] = [
@@ -98,11 +99,13 @@ class Server:
             FollowUps(transport, self.survey),
             self.batches,
             Events(transport, config.prefix, self.survey),
-            Problems(transport, config.prefix, self.survey),
+            self.doctor,
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]
-        state = ServerState(self.leadership.server, leads, self.services, self._missing)
+        state = ServerState(
+            self.leadership.server, leads, self.services, self._missing, self.doctor.latest
+        )
         metrics = ServerMetrics(
             lambda: self.survey.topics if leads() else {},
             state,

@@ -164,7 +164,7 @@ def examine(
             seen = [Sight("skipped", str(error))]
         findings += [_finding(check, sight) for sight in seen]
     findings.sort(key=lambda each: -SEVERITIES.index(each.severity))
-    return (yield from _with_first_seen(prefix, findings))
+    return (yield from with_first_seen(prefix, findings))
 
 
 def _finding(check: Check, sight: Sight) -> Finding:
@@ -174,7 +174,7 @@ def _finding(check: Check, sight: Sight) -> Finding:
     return Finding(check.name, *fields, since, known, check.title, check.runbook)
 
 
-def _with_first_seen(prefix: str, findings: list[Finding]) -> Flow[list[Finding]]:
+def with_first_seen(prefix: str, findings: list[Finding]) -> Flow[list[Finding]]:
     """Add the times at which `rmq server` first saw problems whose start Redis does not store."""
     unknown = [each for each in problems(findings) if each.since is None]
     if not unknown:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+
 from rmq.features.doctor import flows
-from rmq.features.doctor.look import problems
+from rmq.features.doctor.look import Finding, problems
 from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import problems_key
 from rmq.kernel.topic import clock
@@ -11,9 +14,12 @@ from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 from rmq.kernel.transport.single.blocking import Transport
 
-EVERY_LEAST_S = 30.0
+EVERY_LEAST_S, WHOLE_S = 30.0, 60.0  # of all checks: WHOLE_S
+LOOKED_S = 300.0  # all checks are made for this time after somebody has looked at the findings
+YOUNG = timedelta(minutes=2)  # the console shows findings of this age
 # Checks of settings and rights: they cost many commands, and what they find does not begin at a
 # time that matters.
+# They are made only while somebody looks at the findings.
 NOT_WATCHED = ("rights", "restrictions", "encodings", "fragmentation", "versions", "clock")
 
 
@@ -21,7 +27,7 @@ class Problems:
     """Examines Redis and all topics, and stores when each problem was first seen.
 
     The service uses the counts that the survey has read. A problem that is no longer found is
-    forgotten.
+    forgotten. The console shows the findings of the last examination.
     """
 
     name = "problems"
@@ -31,6 +37,14 @@ class Problems:
         self._transport = transport
         self._prefix = prefix
         self._survey = survey
+        self._looked_at = self._whole_at = -LOOKED_S  # by the monotonic clock
+        self._latest: tuple[datetime, list[Finding]] | None = None
+
+    def latest(self) -> tuple[datetime, list[Finding]] | None:
+        """Return the time and the findings of the last examination, or None if it is too old."""
+        self._looked_at = time.monotonic()
+        latest = self._latest
+        return latest if latest and datetime.now(UTC) - latest[0] < YOUNG else None
 
     @property
     def every_s(self) -> float:
@@ -45,14 +59,19 @@ class Problems:
             TopicOverview(counts.context, counts.slots, counts.lateness)
             for counts in self._survey.topics.values()
         ]
-        return self._transport.run(_note(self._prefix, topics))
+        now = time.monotonic()
+        is_whole = now - self._looked_at < LOOKED_S and now - self._whole_at >= WHOLE_S
+        found = self._transport.run(_note(self._prefix, topics, is_whole))
+        if is_whole:
+            self._whole_at, self._latest = now, (datetime.now(UTC), found)
+        return len(problems(found))
 
 
-def _note(prefix: str, topics: list[TopicOverview]) -> Flow[int]:
+def _note(prefix: str, topics: list[TopicOverview], is_whole: bool) -> Flow[list[Finding]]:
     """Store the current time for each problem that is not stored yet, and forget solved ones."""
-    watched = [name for name in flows.NAMES if name not in NOT_WATCHED]
-    found = yield from flows.examine(prefix, watched, topics)
-    keys = {each.key for each in problems(found)}
+    names = [name for name in flows.NAMES if is_whole or name not in NOT_WATCHED]
+    found = yield from flows.examine(prefix, names, topics)
+    keys = {each.key for each in problems(found) if each.check not in NOT_WATCHED}
     key = problems_key(prefix)
     stored: dict[bytes, bytes] = yield RawCommand("problems", "HGETALL", key)
     known = {field.decode(errors="replace") for field in stored}
@@ -62,4 +81,4 @@ def _note(prefix: str, topics: list[TopicOverview]) -> Flow[int]:
     if new:
         now_ms = int(clock.now_us) // 1000 if clock.now_us else (yield from server_ms("problems"))
         yield RawCommand("problems", "HSET", key, *(w for name in new for w in (name, now_ms)))
-    return len(keys)
+    return (yield from flows.with_first_seen(prefix, found)) if new else found
