@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
-from pathlib import Path
 
 import click
 
-from rmq.cli_framework.app import Command, Failed
+from rmq.cli_framework.app import Command
 from rmq.cli_framework.options import common_options
 from rmq.cli_framework.tables import Column
 from rmq.errors import PAGE
+from rmq.kernel.core.packages import page
 from rmq.kernel.core.validation import nearest
 
 WIDTH = 100
@@ -22,15 +21,9 @@ def sections() -> dict[str, str]:
     """Return the explanation of each exception, by the name of its class.
 
     Raises:
-        Failed: The installation lacks the page about errors.
+        ConfigurationError: The installation lacks the page about errors.
     """
-    package = files("rmq")
-    page = package / PAGE
-    if not page.is_file() and isinstance(package, Path):
-        page = package.parent / PAGE  # if this is a checkout
-    if not page.is_file():
-        raise Failed(f"{PAGE} is missing; the installation is incomplete, install rmq again")
-    parts = re.split(r"^### ", page.read_text(encoding="utf-8"), flags=re.M)[1:]
+    parts = re.split(r"^### ", page(PAGE), flags=re.M)[1:]
     pairs = (re.split(r"^## ", part, maxsplit=1, flags=re.M)[0].partition("\n") for part in parts)
     return {name: text.strip() for name, _, text in pairs}
 

@@ -112,7 +112,7 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
     for name in script_loader.names():
         assert texts.read(f"rmq/lua/composed/{name}.lua").decode() == script_loader.final_text(name)
     assert {"rmq/py.typed", "spark_connector/py.typed", "spark_connector/source.py"} <= names
-    assert console_files() <= names
+    assert console_files() | {"rmq/docs/errors.md", "rmq/docs/runbook.md"} <= names
     assert "pyspark_rmq/__init__.py" in names  # where Spark looks for format("rmq")
     assert not any(
         n.split("/")[0] in ("cli.py", "tests", "bench", "lua", "examples") for n in names

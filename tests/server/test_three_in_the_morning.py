@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from html import unescape
 from typing import Any, NamedTuple
 
@@ -18,10 +19,14 @@ from click.testing import CliRunner
 
 import rmq
 from rmq.cli import cli
+from rmq.features.doctor import service as doctor_service
+from rmq.features.doctor.admin import AsyncDoctorAdmin
+from rmq.features.doctor.flows import CHECKS, NAMES
 from rmq.features.doctor.look import problems
 from rmq.features.doctor.service import Problems
 from rmq.features.topic_admin import pages
 from rmq.http_framework.readings import LongReading
+from rmq.http_framework.render import iso
 from rmq.http_framework.survey import Survey
 from rmq.kernel.core.keys import problems_key
 from rmq.server import Server
@@ -108,6 +113,13 @@ def test_the_console_and_the_command_line_show_the_list_of_the_function(night: N
         assert each.runbook in page
         assert f"docs/runbook.md#{each.runbook.lower()}" in text
     assert f"{len(found)}</a>" in night.page("")
+    runbook = night.page("/runbook")
+    linked = re.findall(r'"/console/runbook#([^"]+)"', page)
+    assert linked == [each.runbook.lower() for each in found]
+    anchors = set(re.findall(r'<section class="card" id="([^"]+)"', runbook))
+    assert {check.runbook.lower() for check in CHECKS} <= anchors
+    assert "<b>Fix.</b> <code>rmq topic resume TOPIC</code>." in runbook
+    assert not re.search(r"\*\*|`|\]\(", runbook)
 
 
 def test_the_overview_lists_the_topics_with_problems_first(night: Night) -> None:
@@ -161,6 +173,40 @@ def test_the_server_stores_when_it_first_saw_a_problem_until_it_is_solved(night:
         raw.hset(problems_key(PREFIX), "paused solved-long-ago ", "1")
         service.run_once()
         assert raw.hlen(problems_key(PREFIX)) == count
+
+
+def test_the_console_shows_the_last_findings_of_the_service(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = night.server.doctor
+    until(lambda: night.server.survey.passes, "the survey")
+    monkeypatch.setattr(doctor_service, "WHOLE_S", 0.0)
+    night.page("/problems")  # somebody looks
+    service.run_once()
+    monkeypatch.setattr(AsyncDoctorAdmin, "doctor", None)
+
+    page = night.page("/problems")
+
+    latest = service.latest()
+    assert latest is not None
+    assert {each.check for each in latest[1]} == set(NAMES)
+    assert f'<time datetime="{iso(latest[0])}"' in page
+    assert f"{len(night.planted)}</a>" in night.page("")
+    monkeypatch.setattr(doctor_service, "YOUNG", timedelta(0))
+    assert service.latest() is None
+
+
+def test_the_service_makes_expensive_checks_only_while_somebody_looks(night: Night) -> None:
+    transport = night.client._transport
+    survey = Survey(transport, PREFIX)
+    survey.run_once()
+    service = Problems(transport, PREFIX, survey)
+
+    service.run_once()
+    assert service.latest() is None  # and now somebody has looked
+    service.run_once()
+
+    assert service.latest() is not None
 
 
 def test_all_checks_cost_a_bounded_number_of_commands(night: Night) -> None:

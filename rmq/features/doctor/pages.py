@@ -1,13 +1,16 @@
-"""The page of problems: the findings of `rmq doctor`, with a repair as a command and a button."""
+"""The page of problems with their repairs, as commands and buttons, and the page of the runbook."""
 
 from __future__ import annotations
 
+import functools
+import re
 import shlex
 from typing import NamedTuple
 
 from rmq.features.doctor.look import PROBLEMS_MOST, Finding, problems
 from rmq.http_framework.figures import examined
 from rmq.http_framework.page import PageRequest, Pages, View
+from rmq.kernel.core import packages
 
 PAGES = Pages()
 
@@ -41,6 +44,20 @@ async def list_problems(request: PageRequest) -> View:
         },
         "Problems",
     )  # fmt: skip
+
+
+@PAGES.get("/runbook")
+async def show_runbook(request: PageRequest) -> View:
+    """Show what each problem means and how to fix it, without a network: docs/runbook.md."""
+    return View("runbook.html", {"sections": _sections()}, "Runbook")
+
+
+@functools.cache
+def _sections() -> list[tuple[str, list[str]]]:
+    """Return the headings of the runbook with their paragraphs, without links."""
+    text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", packages.page("docs/runbook.md"))
+    found = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return [(heading, section.strip().split("\n\n")) for heading, section in found]
 
 
 def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
@@ -77,7 +94,8 @@ def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
         buttons.append(Button(label, request.url(*parts, **query), True))
     if finding.check in places and not (finding.check == "resizes" and not request.may("admin")):
         label, parts = places[finding.check]
-        buttons.append(Button(label, request.url(*parts)))
+        contains = subject if label == "Workers" else None
+        buttons.append(Button(label, request.url(*parts, contains=contains)))
         if verbs == ("groups", "release"):
             chosen = {"filter": f'group="{subject}"'} if '"' not in subject else {}
             url = request.url("topics", topic, "dead-letters", **chosen)

@@ -6,6 +6,7 @@ If a package is missing, the error names the extra to install.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 from rmq.errors import ConfigurationError
@@ -36,6 +37,26 @@ def load(module: str, extra: str, feature: str) -> Any:
         raise ConfigurationError(
             f"{feature}: {module} is not installed; {install(extra)}"
         ) from error
+
+
+def page(path: str) -> str:
+    """Return the text of a page of the documentation that is a part of the installation.
+
+    Args:
+        path: Path of the page in a checkout.
+
+    Raises:
+        ConfigurationError: The installation lacks the page.
+    """
+    package = importlib.import_module("importlib.resources").files("rmq")
+    found = package / path
+    if not found.is_file() and isinstance(package, Path):
+        found = package.parent / path  # if this is a checkout
+    if not found.is_file():
+        raise ConfigurationError(
+            f"{path} is missing; the installation is incomplete, install rmq again"
+        )
+    return str(found.read_text(encoding="utf-8"))
 
 
 def entry_points(group: str) -> list[Any]:

@@ -20,7 +20,7 @@ from tests.server.running import serving
 from tests.servers import Server as Redis
 
 PAGES = [
-    "", "problems", "dead-letters", "dead-letters/causes", "workers", "jobs", "batches",
+    "", "problems", "runbook", "dead-letters", "dead-letters/causes", "workers", "jobs", "batches",
     "batches/import-7",
     "batches/import-7/cancel", "health", "audit-trail", "topics/orders",
     "topics/orders/messages", "topics/orders/messages?queue=prepare",

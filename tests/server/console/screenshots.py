@@ -33,7 +33,8 @@ LIVE_MS = 6_000  # until rates are known, which are those between two looks
 
 DEAD = "topics/payments/dead-letters"
 PAGES = {
-    "problems": "problems", "overview": "", "causes": "dead-letters/causes",
+    "problems": "problems", "runbook": "runbook", "overview": "",
+    "causes": "dead-letters/causes",
     "edit": DEAD + "/edit/{dead}", "topic": "topics/payments", "topic-paused": "topics/newsletter",
     "messages": "topics/mail/messages",
     "messages-in-flight": "topics/payments/messages?queue=prepare",
