@@ -93,7 +93,7 @@ async def history(request: PageRequest, topic: str, period: str) -> list[Sample]
 
     async def read() -> list[Sample]:
         try:
-            return await request.context.admin.history(topic, since=PERIODS[period])
+            return await request.context.admin.samples(topic, since=PERIODS[period])
         except (Unavailable, OutcomeUnknown):
             raise
         except RMQError:

@@ -155,11 +155,11 @@ class Place:
             found = {each.name: each.error for each in run(overview.overview(self.prefix, names))}
             assert found["other"] is None
             assert [state.sent for state in admin.schedules("other")] == [1]
-            admin.history("other")
+            admin.samples("other")
             for read in (admin.workers, admin.jobs, admin.audit_trail, admin.tokens):
                 read()
             run(token_flows.tokens_by_id(self.prefix))
-            for read_one in (admin.stats, admin.schedules, admin.history, admin.queries):
+            for read_one in (admin.stats, admin.schedules, admin.samples, admin.queries):
                 with contextlib.suppress(rmq.RMQError):  # of its own topic
                     read_one("mine")
 

@@ -133,7 +133,7 @@ def test_the_history_is_what_the_server_has_sampled(
     monkeypatch.setattr(Sampler, "every_s", 0.1)
     client.topic("orders").send(1)
     with serving(server.url, prefix) as running:
-        url = running.url + "/api/v1/topics/orders/history"
+        url = running.url + "/api/v1/topics/orders/samples"
         path = f"{url}?since=60&step=10"
         samples = until(lambda: ask(path).body["samples"], "a sample")
         assert samples[-1]["counts"]["priority"] == 1

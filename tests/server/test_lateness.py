@@ -92,7 +92,7 @@ def test_known_lateness_gives_known_percentiles_of_each_step(
     look()
     clock.advance(60)
 
-    found = either.admin.history(TOPIC, since=600, step=60)
+    found = either.admin.samples(TOPIC, since=600, step=60)
 
     by_step = [(sample.late_p50_s, sample.late_p99_s) for sample in found]
     first, second = [pair for pair in by_step if pair[0] is not None]
@@ -123,7 +123,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
     look()
     clock.advance(20)
 
-    found = client.admin.history(TOPIC, since=60)
+    found = client.admin.samples(TOPIC, since=60)
 
     assert found
     assert {(sample.late_p50_s, sample.late_p99_s) for sample in found} == {(None, None)}
@@ -259,7 +259,7 @@ def test_the_api_has_percentiles(
     monkeypatch.setattr(Sampler, "every_s", 0.1)
     client.topic(TOPIC).open()
     with serving(server.url, prefix) as running:
-        url = f"{running.url}/api/v1/topics/{TOPIC}/history?since=60"
+        url = f"{running.url}/api/v1/topics/{TOPIC}/samples?since=60"
         until(lambda: ask(url).body.get("samples"), "a sample", 60)
         samples = ask(url).body["samples"]
 

@@ -76,7 +76,7 @@ def test_history_has_depths_rates_and_lateness(
         samplers.look_for(60)
 
     clock.advance(1)
-    found = reader.admin.history("orders", since=65)[:3]
+    found = reader.admin.samples("orders", since=65)[:3]
 
     assert at(found, "priority") == [20, 15, 15]
     assert at(found, "later") == [2, 1, 1]
@@ -94,7 +94,7 @@ def test_a_topic_in_which_nothing_happens_costs_a_sample_in_ten_minutes_and_has_
     samplers.look()
 
     assert samplers.look_for(3600) <= 6
-    found = reader.admin.history("idle", since=3000)
+    found = reader.admin.samples("idle", since=3000)
     assert len(found) == 300
     assert set(at(found, "priority")) == {1}
 
@@ -111,7 +111,7 @@ def test_what_happens_after_minutes_of_rest_has_the_rate_of_its_moment(
     samplers.look_for(60)
     clock.advance(1)
 
-    found = reader.admin.history("orders", since=350)
+    found = reader.admin.samples("orders", since=350)
 
     assert rested == 0, "no sample was kept while nothing happened"
     rates = [sample.rates["accepted"] for sample in found]
@@ -138,7 +138,7 @@ def test_two_servers_that_sample_one_moment_keep_one_sample(
 
     clock.advance(8)
     assert server.raw().hlen(key) == len(history.RINGS)
-    (last,) = reader.admin.history("orders", since=9)
+    (last,) = reader.admin.samples("orders", since=9)
     assert last.counts["priority"] == 3
 
 
@@ -159,12 +159,12 @@ def test_the_history_is_bounded_and_goes_back_a_week_in_longer_steps(
 
     assert 1008 <= raw.hlen(key) <= sum(ring.places for ring in history.RINGS)
     assert 0 < raw.pttl(key) <= history.KEEP_MS
-    week = reader.admin.history("orders", since=timedelta(days=30), step=3600)
+    week = reader.admin.samples("orders", since=timedelta(days=30), step=3600)
     assert len(week) == 7 * 24
     assert at(week, "priority") == sorted(at(week, "priority"))
-    assert len(reader.admin.history("orders", since=59)) == 6
+    assert len(reader.admin.samples("orders", since=59)) == 6
     begin = datetime.fromtimestamp(clock.now_ms / 1000 - 59, UTC)
-    assert reader.admin.history("orders", since=begin) == reader.admin.history("orders", since=59)
+    assert reader.admin.samples("orders", since=begin) == reader.admin.samples("orders", since=59)
 
 
 def test_a_topic_that_is_deleted_takes_its_history_along(
@@ -189,18 +189,18 @@ def test_a_topic_that_is_deleted_takes_its_history_along(
         known.keep_settings()  # as after half a minute
     samplers.look_for(20)  # the first look finds another topic than it knew
     clock.advance(1)
-    assert len(reader.admin.history("orders")) == 1, "nothing from before it was created"
+    assert len(reader.admin.samples("orders")) == 1, "nothing from before it was created"
     with pytest.raises(rmq.TopicNotFound):
-        reader.admin.history("nothing")
+        reader.admin.samples("nothing")
 
 
 @pytest.mark.parametrize("step", [5, 15, 0, 10.0005])
 def test_a_step_that_no_ring_has_is_refused(step: float, client: rmq.Client, reader: Any) -> None:
     client.topic("orders").send(1)
     with pytest.raises(rmq.InvalidValue, match="step"):
-        reader.admin.history("orders", step=step)
+        reader.admin.samples("orders", step=step)
     with pytest.raises(rmq.InvalidValue, match="longer step"):
-        reader.admin.history("orders", since=timedelta(days=7), step=10)
+        reader.admin.samples("orders", since=timedelta(days=7), step=10)
 
 
 def test_a_server_keeps_samples(

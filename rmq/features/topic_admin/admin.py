@@ -219,7 +219,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """
         return await self._run(stats.due_counts(self._context(topic), steps))
 
-    async def history(
+    async def samples(
         self,
         topic: str,
         *,
@@ -230,7 +230,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            since: Start of the history: seconds or a timedelta before now, or an aware datetime.
+            since: Start of the period: seconds or a timedelta before now, or an aware datetime.
                 Samples exist every 10 s for an hour, every minute for a day, and every ten minutes
                 for a week.
             step: Time between two samples, a multiple of 10 s. Default: 10 s for up to an hour, a

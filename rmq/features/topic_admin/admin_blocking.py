@@ -220,7 +220,7 @@ class TopicAdmin(AdminPart):
         """
         return self._run(stats.due_counts(self._context(topic), steps))
 
-    def history(
+    def samples(
         self,
         topic: str,
         *,
@@ -231,7 +231,7 @@ class TopicAdmin(AdminPart):
 
         Args:
             topic: Name of the topic.
-            since: Start of the history: seconds or a timedelta before now, or an aware datetime.
+            since: Start of the period: seconds or a timedelta before now, or an aware datetime.
                 Samples exist every 10 s for an hour, every minute for a day, and every ten minutes
                 for a week.
             step: Time between two samples, a multiple of 10 s. Default: 10 s for up to an hour, a

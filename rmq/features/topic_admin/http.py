@@ -49,8 +49,8 @@ class TopicsQuery(Request):
     contains: Annotated[str, Meta(max_length=128)] | None = None
 
 
-class HistoryQuery(Request):
-    """Period of a history: its start in seconds before now, and the step, a multiple of 10 s."""
+class SamplesQuery(Request):
+    """Period of samples: its start in seconds before now, and the step, a multiple of 10 s."""
 
     since: Annotated[float, Meta(ge=10, le=604_800)] = 3600
     step: Annotated[int, Meta(ge=10, le=604_800)] | None = None
@@ -337,18 +337,18 @@ async def get_due_counts(context: RequestContext, path: TopicPath) -> DueCounts:
     return DueCounts(topic=path.topic, counts=[show(count, DueCount) for count in counts])
 
 
-class History(Answer):
+class Samples(Answer):
     """The figures of a topic over time, oldest first, as servers have stored them."""
 
     topic: str
     samples: list[Sample]
 
 
-@TABLE.get("/topics/{topic}/history")
-async def get_history(context: RequestContext, path: TopicPath, query: HistoryQuery) -> History:
+@TABLE.get("/topics/{topic}/samples")
+async def get_samples(context: RequestContext, path: TopicPath, query: SamplesQuery) -> Samples:
     """Return the figures of a topic over time."""
-    samples = await context.admin.history(path.topic, since=query.since, step=query.step)
-    return History(topic=path.topic, samples=samples)
+    samples = await context.admin.samples(path.topic, since=query.since, step=query.step)
+    return Samples(topic=path.topic, samples=samples)
 
 
 @TABLE.post("/topics/{topic}/rollback", role=Role.OPERATOR)

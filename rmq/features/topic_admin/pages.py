@@ -142,7 +142,7 @@ def _bars(samples: Sequence[Sample]) -> str:
 WHY_MAX = 200  # maximum number of characters of a reason
 # Durations are typed and shown with a unit; other settings are numbers and words.
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
-COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_ms")} | {
+COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith(("_ms", "_bytes"))} | {
     "expired_leases": "leases that have expired", "trash": "in the trash",
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ the `dead_retention` of their topic, and the trash and temporary records of slot
 Without the setting `dead_retention`, a topic keeps its dead letters forever. These deletions are
 counted (`dead_dropped`) and logged.
 
-Samples of the figures of all topics are stored for `Admin.history` and the console.
+Samples of the figures of all topics are stored for `Admin.samples` and the console.
 """
 
 from __future__ import annotations

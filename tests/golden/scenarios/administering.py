@@ -106,7 +106,7 @@ def look_at_topics(scene: Scene) -> None:
     admin.stats("orders")
     admin.stats_by_slot("orders")
     admin.due_counts("orders")
-    admin.history("orders", since=60)
+    admin.samples("orders", since=60)
     admin.workers()
 
 

@@ -233,7 +233,7 @@ def test_a_console_that_is_killed_comes_back_with_its_history_and_jobs(
         page = window.page
         window.open(f"/jobs/{job.id}")
         until(lambda: client.admin.job(job.id).done > 40, "the job runs")
-        until(lambda: len(client.admin.history("orders")) > 1, "some history")
+        until(lambda: len(client.admin.samples("orders")) > 1, "some history")
 
         first.send_signal(signal.SIGKILL)
         first.wait()
