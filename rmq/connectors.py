@@ -2,7 +2,7 @@
 
 In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the stored
 records that `rmq.Query` reads. Reading records directly avoids creating an object for each message.
-`SharedData` publishes data, and has values, lists that expire and sets, for replies and broadcasts.
+`SharedData` is for replies and broadcasts: it publishes data, and stores values, sets and lists.
 
     import rmq
     from rmq.connectors import value_of

@@ -30,9 +30,9 @@ class RMQError(Exception):
 
     @property
     def docs(self) -> str:
-        """Page and heading that say what happened, whether anything is lost, and what to do.
+        """Page and heading that explain what happened, whether anything is lost, and what to do.
 
-        A subclass of your own has the heading of the RMQ class that it inherits from.
+        Your own subclass has the heading of its base class in RMQ.
         """
         return f"{PAGE}#{self._documented.lower()}"
 
@@ -71,7 +71,7 @@ class InvalidReceipt(InvalidValue):
 class InvalidFilter(InvalidValue):
     """The text is not a valid filter of dead letters.
 
-    The error message shows the text with a caret at the mistake.
+    The error message shows the text with a caret (^) at the mistake.
 
     Attributes:
         position: Number of characters of the filter before the mistake.
@@ -94,8 +94,8 @@ class TopicVanished(ConfigurationError):
     Attributes:
         recreated: Whether another client has created the topic again. If so, the error is raised
             once, and the next call uses the new topic or raises SettingsMismatch.
-        is_stamp: Whether a slot exists with another creation stamp than the topic that this client
-            opened. After a resize, RMQ handles this without an error.
+        is_stamp: Whether a slot exists, but with a creation stamp that differs from the stamp in
+            this client. After a resize, RMQ handles this without an error.
     """
 
     def __init__(self, message: str, recreated: bool = False, is_stamp: bool = False) -> None:
@@ -117,7 +117,7 @@ class BatchNotFound(ConfigurationError):
 
 
 class BatchClosed(ConfigurationError):
-    """The batch takes no new members, because it was closed, cancelled or has ended."""
+    """The batch takes no new members, because it is closed, cancelled or done."""
 
 
 class TopicNotEmpty(ConfigurationError):
@@ -252,9 +252,9 @@ class Cancelled(DeliveryError):
 
 
 class NotFinished(RMQError, TimeoutError):
-    """A message did not end within the time that the caller was prepared to wait.
+    """A message did not end within the timeout of the call.
 
-    The message is still waiting or in flight. Wait again, or look at `handle.read()`.
+    The message is still waiting or in flight. Wait again, or call `handle.read()`.
     """
 
 
@@ -319,11 +319,11 @@ class StubSettled(ConfigurationError):
 
 
 class QueryOwned(DeliveryError):
-    """Another process runs this query: the checkpoint was copied, or the query started twice.
+    """Another process runs this query. The checkpoint was copied, or the query was started twice.
 
     Attributes:
-        left_s: Seconds until another process may run the query, if the owner of the query does not
-            renew its lease.
+        left_s: If the current owner does not renew its lease, seconds until another process may run
+            the query.
     """
 
     def __init__(self, message: str, left_s: float = 0.0) -> None:
@@ -380,12 +380,12 @@ class StageLost(StorageError):
 class HistoryLost(StorageError):
     """Acked messages were removed from the history of a topic before a reader read them.
 
-    The history had reached a limit. To continue behind the gap, set `position[error.slot] =
-    error.removed_to`, and read behind this position.
+    The history had reached a limit. To continue after the gap, set `position[error.slot] =
+    error.removed_to`, and read after this position.
 
     Attributes:
         slot: Index of the slot.
-        position: Entry behind which the reader wanted to read.
+        position: Entry after which the reader wanted to continue.
         removed_to: Last entry that was removed.
     """
 

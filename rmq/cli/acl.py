@@ -60,9 +60,9 @@ def generate(
 ) -> None:
     """Print the ACL rules of a Redis user with ROLE.
 
-    ROLE: producer, consumer, worker, operator, viewer, server, admin. Name several roles to combine
-    their rules. The command does not connect to Redis. The rules contain no password; a message on
-    stderr says how to set the password.
+    ROLE: producer, consumer, worker, operator, viewer, server, admin. If you name several roles,
+    the command prints the combined rules. The command does not connect to Redis. The rules contain
+    no password; a message on stderr says how to set the password.
     """
     common = common_options()
     rules_for = partial(rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix)

@@ -48,8 +48,9 @@ def cancel(
     """Cancel messages of TOPIC, by their ids or by a filter.
 
     Waiting messages are deleted permanently. With --running, RMQ also requests the cancellation of
-    messages in flight, and interrupts their handlers. Such a message ends as cancelled unless its
-    consumer acks it. Other messages are not changed. If ID is -, the command reads ids from stdin.
+    messages in flight, and interrupts their handlers. If the consumer of such a message does not
+    ack it, the message ends as cancelled. Other messages are not changed. If ID is -, the command
+    reads ids from stdin.
 
     With --filter, RMQ cancels all messages that match FILTER and were sent before the command
     began. You must first type the name of the topic to confirm. The cancel runs as a job (see rmq

@@ -34,11 +34,11 @@ COMMANDS = {
     ),
     "reschedule": CommandEntry(
         "rmq.features.messages.cli.change:reschedule",
-        "Change the due time of waiting messages of TOPIC; - reads ids from stdin.",
+        "Change the due time of waiting messages of TOPIC.",
     ),
     "priority": CommandEntry(
         "rmq.features.messages.cli.change:priority",
-        "Change the priority of waiting messages of TOPIC; - reads ids from stdin.",
+        "Change the priority of waiting messages of TOPIC.",
     ),
     "dlq": CommandEntry(
         "rmq.features.dead_letters.cli.dlq:dlq", "List, redrive (send back) and purge dead letters."

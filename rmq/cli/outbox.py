@@ -1,4 +1,6 @@
-"""`rmq outbox`: create the tables, run the relay, list stubs (the rows of messages).
+"""`rmq outbox`: create the tables, run the relay, list stubs.
+
+A stub is the row of a message in the outbox.
 
 `outbox_repair` has the commands that change stubs by hand.
 """
@@ -94,11 +96,12 @@ def run(
     log_json: bool | None,
     **policy: Any,
 ) -> None:
-    """Send the messages of committed transactions, until SIGTERM or Ctrl-C.
+    """Send the messages of committed transactions. The command runs until SIGTERM or Ctrl-C.
 
     A stub is the row of a message. If a message is not confirmed and Redis does not have it, the
-    command sends it again. After --max-sends sends, the stub is exhausted. The command then logs an
-    error, or sends a POST with JSON (id, topic, sends, created, error) to --webhook.
+    command sends it again. When it has sent a message --max-sends times without success, the stub
+    is exhausted. The command then logs an error, or sends a POST with JSON (id, topic, sends,
+    created, error) to --webhook.
 
     You can run several of these processes at once. While Redis or the database is unavailable, the
     command waits and tries again. If the database is unavailable at the start, the exit code is 5.
@@ -143,7 +146,10 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 def _run_together(
     loops: Sequence[Callable[[threading.Event], None]], stop: threading.Event
 ) -> None:
-    """Run all loops until `stop` is set or a loop fails. Raise the error of the failed loop."""
+    """Run all loops until one fails, or until the event `stop` is set.
+
+    Raise the error of the failed loop.
+    """
     errors: list[BaseException] = []
 
     def run_loop(loop: Callable[[threading.Event], None]) -> None:

@@ -50,7 +50,7 @@ def resend(
     dry_run: bool,
     yes: bool,
 ) -> int | None:
-    """Make the relay send stubs again immediately; the number of their sends starts again at 0.
+    """Make the relay send stubs again immediately. The relay then counts sends from 0 again.
 
     ID is the id of the stub or of its message. If ID is -, the command reads ids from stdin.
     Confirmed and void stubs are not changed. With --exhausted, the command asks for confirmation.
@@ -89,7 +89,7 @@ def resend(
 
 
 def _name_to_confirm(database: str | None, topic: str | None) -> tuple[str, str]:
-    """Return the name that the user must type to confirm, and its kind: topic or database."""
+    """Return the name that the user must type to confirm, and its kind ("topic" or "database")."""
     if topic is not None:
         return topic, "topic"
     return address(database).database or "", "database"
@@ -121,7 +121,6 @@ def _check_only(engine: sa.Engine, id: str) -> str | None:
 
 
 def _resend_each(engine: sa.Engine, ids: list[str], dry_run: bool) -> int:
-    """Resend stubs one by one, and print the result of each."""
     from rmq.outbox import Outbox
 
     outbox_policy = Outbox()

@@ -99,7 +99,6 @@ def show(file: str | None) -> None:
 
 
 def _server_rows(file: str | None) -> list[_Row]:
-    """Return the settings that the configuration file can set."""
     from rmq.server.config import OF_EVERY_COMMAND, SETTINGS, ServerConfig
 
     common = common_options()
@@ -124,7 +123,6 @@ def _server_rows(file: str | None) -> list[_Row]:
 
 
 def _variable_rows() -> list[_Row]:
-    """Return the settings that can be set only by an environment variable."""
     rows = []
     for known in VARIABLES:
         text = variable(known.name)

@@ -26,7 +26,7 @@ SIGHUP reads the file again. Only log levels change without a restart.
 
 
 def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return a callback that parses an option as the server's configuration does."""
+    """Return a function that parses an option like the same setting in the configuration file."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         from rmq.server import config
@@ -77,7 +77,7 @@ def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], 
 @click.option("--grace", "grace_s", type=DURATION, help="How long a stop waits.  [10s]")
 @logs.log_options
 def server(file: str | None, **flags: Any) -> None:
-    """Run the server. The constant HELP has the text of the help."""
+    """Run the server. Its help text is in the constant HELP."""
     from rmq.server import Server, ServerConfig
 
     options = common_options()

@@ -60,14 +60,14 @@ def top(pattern: str, interval: float, once: bool) -> None:
     PATTERN is the name of a topic, in which * and ? are wildcards. The key q quits, and the key s
     sorts by the next column. Topics with a problem are at the top.
 
-    WAITING is the number of messages that are due. LATER is the number of messages that are not due
-    yet. LATE is how long the oldest due message has waited. IN/S and OUT/S are the numbers of
-    messages that were accepted and settled per second, since the previous read.
+    WAITING counts the messages that are due. LATER counts the messages that are not due yet. LATE
+    is the time for which the oldest due message has waited. IN/S and OUT/S are the numbers of
+    messages accepted and settled per second, since the previous update.
 
     PROBLEM "no consumer" means that messages have waited for 10 s and no consumer receives them.
-    "slo missed" means that the oldest message is later than the topic's setting slo allows. "groups
-    held" means that a dead letter has stopped a group. For "cannot be read", `rmq stats` gives the
-    reason.
+    "slo missed" means that the oldest message has waited longer than the topic's setting slo
+    allows. "groups held" means that a dead letter has stopped a group. For "cannot be read", `rmq
+    stats` gives the reason.
     """
     if interval < 1:
         raise click.UsageError("--interval: give at least 1 second")
@@ -144,7 +144,7 @@ class Top:
         where: The URL of Redis.
         rows: The counts of each topic, as `rmq stats --json` prints them, with rates and `problem`.
         workers: Number of worker processes.
-        read_at: Time at which the topics were read, by the monotonic clock.
+        read_at: Monotonic time at which the topics were read.
         sort: The title of the column by which topics are sorted.
         error: Why the last read failed.
     """
@@ -173,7 +173,7 @@ class Top:
         self.read_clock = time.strftime("%H:%M:%S")
 
     def sorted_rows(self) -> list[Row]:
-        """Return the rows by name, or with problems first, or with the largest numbers first."""
+        """Return the rows, sorted by name, by problem, or by the largest number."""
         rows = sorted(self.rows, key=lambda row: row["topic"])
         if self.sort == "PROBLEM":
             rows.sort(key=lambda row: not row["problem"])
@@ -213,7 +213,7 @@ class Top:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """Return `text` without control characters, for at most one line of the terminal."""
+    """Remove control characters from `text`, and shorten it to one line of the terminal."""
     return Text(neutral(text), style, no_wrap=True, overflow="ellipsis")
 
 

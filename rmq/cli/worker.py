@@ -366,7 +366,6 @@ def _child_environment() -> dict[str, str]:
 
 
 def _watch(supervisor: Supervisor, watchfiles: Any) -> None:
-    """Report every change of a .py file below the current directory to the supervisor."""
     cwd = os.getcwd()
     try:
         for changes in watchfiles.watch(
@@ -388,7 +387,7 @@ class _WorkerGroup(CommandGroup):
     """A group of commands that runs handlers if no command is named. Its help is that of `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add `run` to the arguments, unless they name a command of this group."""
+        """Add the command `run` if the arguments name no command of this group."""
         words = iter(args)
         for word in words:
             if word in _WITH_VALUE:

@@ -1,7 +1,7 @@
 """The root command: common options, errors and exit codes.
 
-A command returns its exit code (None is 0) or raises. This module alone turns an exception into
-one line on stderr and an exit code.
+A command returns its exit code (None is 0) or raises. Only this module turns an exception into one
+line on stderr and an exit code.
 
 The module of a command is imported when the command runs, because help and completion do not need
 it.
@@ -122,7 +122,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command. Help lists the options in this order."""
+    """Return a decorator that adds options to a command.
+
+    The help lists them in the order of the arguments.
+    """
 
     def add(command: F) -> F:
         for option in reversed(options):
@@ -227,7 +230,7 @@ class CommandGroup(_HelpSections, click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, each with the whole first sentence of its help."""
+        """Write the list of commands. Each line has the first sentence of the command's help."""
         commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
         with formatter.section("Commands"):
             formatter.write_dl([(name, c.get_short_help_str(500)) for name, c in commands if c])
@@ -245,7 +248,7 @@ class CommandGroup(_HelpSections, click.Group):
 
 
 def secrets(url: str | None) -> list[str]:
-    """Return the passwords in a URL, quoted and unquoted, also from a malformed URL."""
+    """Return the passwords in a URL, which may be malformed, in quoted and unquoted form."""
     if not url:
         return []
     after_scheme = url.partition("://")[2] or url
@@ -260,7 +263,7 @@ def secrets(url: str | None) -> list[str]:
 
 
 def redact(text: str, url: str | None) -> str:
-    """Replace the passwords of the URL, and of any other URL in the text, by ***."""
+    """Replace every password in the text by ***: the passwords of this URL and of any other URL."""
     text = re.sub(r"(://[^\s/@:]*:)[^\s/]*@", r"\1***@", text)
     text = re.sub(r"([?&]\w*password=)[^\s&]+", r"\1***", text)
     for secret in secrets(url):
@@ -363,7 +366,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Send the rest of stdout to /dev/null, so that the last flush does not fail."""
+    """Redirect stdout to /dev/null, so that the last flush does not fail."""
     with open(os.devnull, "w") as sink:
         os.dup2(sink.fileno(), sys.stdout.fileno())
 

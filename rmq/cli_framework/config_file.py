@@ -21,8 +21,8 @@ def read_file(
     """Read the configuration file. Return its path and its content as a table.
 
     Args:
-        named: Path of the file. Default: the first file of FILES that exists.
-        passes_over_denied: Whether to skip a file of FILES that this user may not read.
+        named: Path of the file. Default: the first path in FILES where a file exists.
+        passes_over_denied: Whether to skip a file in FILES that this user may not read.
 
     Raises:
         ConfigurationError: The file cannot be read.
@@ -52,8 +52,8 @@ def read_where(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the settings `url` and `prefix` of Redis from the configuration file, if present.
 
     Raises:
-        ConfigurationError: The file cannot be read, or has an unknown top-level key. A typing
-            mistake must not send the command to another Redis.
+        ConfigurationError: The file cannot be read, or has an unknown top-level key. An unknown key
+            is an error, because a typing mistake must not send the command to another Redis.
     """
     path, table = read_file(variable(VARIABLE, environ), passes_over_denied=True)
     found: dict[str, str] = {}

@@ -33,7 +33,7 @@ def confirm(
         yes: Whether --yes was given.
         name_of: Kind of object that `name` names.
         means: Sentence about the consequences.
-        look: How the user can see the effect before the action, for example "--dry-run to look".
+        look: Advice how to see the effect before the action, for example "--dry-run to look".
 
     Raises:
         Refused: stdin is not a terminal, or another name was typed. The action was not done.
@@ -60,7 +60,7 @@ def progress(
     """Show a progress bar on stderr if stderr is a terminal. Yield a function that updates the bar.
 
     Call the function with the number of finished items and the number of all items. After Ctrl-C,
-    print the progress of the command, and the advice in `again`.
+    print the progress and the text in `again`, which says how to continue.
     """
     reached = (0, 0)
 

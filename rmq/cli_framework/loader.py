@@ -67,7 +67,6 @@ def _no_such_target(message: str) -> Failed:
 
 
 def _suggest_module(name: str) -> str:
-    """Suggest a spelling for a name that cannot be a module."""
     stem = name.removesuffix(".py").replace(os.sep, ".").strip(".")
     if stem and all(part.isidentifier() for part in stem.split(".")):
         return f"write it as import does: rmq worker {stem}"

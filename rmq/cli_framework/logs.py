@@ -1,7 +1,7 @@
 """Write the log of a command to stderr as lines or JSON, for loggers without their own handlers.
 
-Each record is one line. So no text inside a record can look like another record. Tracebacks are
-indented.
+Each record is one line. Text inside a record can therefore not look like another record. Tracebacks
+are indented.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ def _error(message: rmq.Message) -> str:
 
 
 def _row(m: rmq.Message) -> list[str]:
-    """Return the cells of a message, without its type."""
     if m.queue == "dead":
         reason = m.failure.reason if m.failure else "-"
         return [str(m.id), age(m.died), reason, str(m.deliveries), _error(m), _body(m)]
@@ -81,7 +80,7 @@ _COLUMNS = {
 def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
     """Print messages of one queue as a table. Each page is printed when it has been read.
 
-    The pages that were read within PATIENCE_S determine the columns and their widths.
+    Pages that arrive within PATIENCE_S seconds determine the columns and their widths.
     """
     left, first = iter(pages), list[rmq.Message]()
     until = time.monotonic() + PATIENCE_S
@@ -233,7 +232,10 @@ def _progress_pairs(progress: rmq.Progress) -> list[tuple[str, str]]:
 
 
 def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:
-    """Print attempts. The error is below its attempt, unless it repeats the line above."""
+    """Print attempts.
+
+    The error is printed below its attempt, unless it is the same as the previous error.
+    """
     lines: list[str] = []
     error, last, width = "", 1, tables.terminal_width() - INDENT
     for attempt in attempts:

@@ -85,7 +85,10 @@ def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, st
 
 
 def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return the ids of a topic's first messages, or of its first dead letters for `rmq dlq`."""
+    """Return the ids of a topic's first messages.
+
+    For `rmq dlq`, return the ids of its first dead letters.
+    """
     dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
     with _client(options) as client:
         found = client.admin.peek(ctx.params["topic"], READ, "dead")

@@ -138,14 +138,14 @@ class CommonOptions:
             self.note(none)
 
     def details(self, record: Any, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print an object: JSON or CSV for programs, or names and values for people."""
+        """Print an object as JSON or CSV for programs, or as names and values for people."""
         if self.json:
             output.document(record)
         else:
             output.details(pairs)
 
     def settle(self) -> None:
-        """Check that the options fit together, and configure the writer of records."""
+        """Check that the options may be combined, and configure the writer of records."""
         if self.as_json and self.output is not None:
             raise click.UsageError("--json and -o: use only one of them")
         if self.columns is not None and (self.as_json or self.output in ("json", "ndjson")):
@@ -213,9 +213,10 @@ def json_errors(words: Sequence[str]) -> bool:
 
 
 def filter_argument(command: F) -> F:
-    """Add the argument FILTER, and the option --filter for scripts whose filter may be empty.
+    """Add the argument FILTER and the option --filter to a command.
 
-    The command gets the filter as `wanted`, or None if the filter is missing or empty.
+    The option exists for scripts whose filter may be empty. The command gets the filter as
+    `wanted`. It is None if the filter is missing or empty.
     """
     from rmq.kernel.topic.filter import parse  # most commands need no filter
 

@@ -3,7 +3,7 @@
 If `common_options().json` is true, a command prints records with `document`, `line` or `lines`.
 Otherwise it prints a table. This module applies the common options --json, -o and --columns.
 
-Records for programs are JSON, NDJSON or CSV, as --json or -o chose.
+The option --json or -o selects JSON, NDJSON or CSV for the records.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def line(record: Any) -> None:
 
 
 def lines(records: Iterable[Any]) -> None:
-    """Print records as NDJSON, or with -o json as an array, which may be empty."""
+    """Print records as NDJSON. With -o json, print an array, which may be empty."""
     _writer().lines(records)
 
 
@@ -64,7 +64,6 @@ def lines(records: Iterable[Any]) -> None:
 
 
 def _chosen(columns: Sequence[Column]) -> list[int]:
-    """Return the indices of the columns in --columns, or of the columns that fit this width."""
     names = _writer().columns
     if names is None:
         wide = terminal_width() >= WIDE
@@ -146,8 +145,8 @@ class RecordWriter:
     """Writes the records of one command.
 
     Attributes:
-        format: Format of the records. If it is None, --json prints a document or NDJSON, as the
-            command chooses.
+        format: Format of the records. If it is None, the command decides whether --json prints a
+            document or NDJSON.
         columns: Columns of CSV, in order, or None for all columns.
         repeating: Whether the command prints repeatedly. Each document is then on one line.
     """

@@ -22,7 +22,7 @@ _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|g|gi|)b?", re.IGNORECASE)
 
 
 def moment(text: str) -> datetime:
-    """Parse a time in ISO 8601 with a time zone. The ValueError says which text is accepted."""
+    """Parse a time in ISO 8601 with a time zone. A ValueError says which texts are accepted."""
     try:
         parsed = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -56,7 +56,7 @@ class _Parsed(ParamType):
         self._words = words or ((zero,) if zero else ())  # that completion offers
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text. An error says which text is accepted."""
+        """Parse the text. The error message says which texts are accepted."""
         if not isinstance(value, str):
             return value
         if self._zero and value == self._zero:

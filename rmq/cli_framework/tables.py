@@ -65,7 +65,7 @@ def styled(text: str, style: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the width of a text on a terminal, in cells of one Latin letter."""
+    """Return the width of a text on a terminal. A Latin letter has the width 1."""
     if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
     from rich.cells import cell_len  # loads tables of wide characters, which few texts need
@@ -74,7 +74,6 @@ def cells(text: str) -> int:
 
 
 def _fitted(text: str, width: int) -> str:
-    """Cut a text to a width, or fill it with blanks to this width."""
     if text.isascii():
         return text[:width].ljust(width)
     from rich.cells import set_cell_size
@@ -83,7 +82,7 @@ def _fitted(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text that is too long, and mark the cut."""
+    """Shorten a text that is too long, and show with an ellipsis that it was cut."""
     return text if cells(text) <= width else _fitted(text, width - 1).rstrip() + "…"
 
 

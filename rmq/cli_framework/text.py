@@ -91,7 +91,6 @@ _UNSAFE_IN_JSON = re.compile(f"[{UNSEEN}]")  # JSON escapes control characters i
 
 
 def _json_value(value: Any) -> Any:
-    """Convert a decoded body to types that JSON has. A body in msgpack may have other types."""
     if isinstance(value, Mapping):
         return {_json_key(name): _json_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -141,8 +140,7 @@ def iso(value: datetime | None) -> str | None:
 def fields(value: Any, *names: str) -> dict[str, Any]:
     """Return the attributes of a value for JSON: times as `iso` formats them, ids as text.
 
-    The function works like `show` of the HTTP API, but without structs, because the command line
-    does not need msgspec.
+    The HTTP API uses `show` for this, which needs msgspec. The command line works without msgspec.
 
     Args:
         value: A NamedTuple, a dataclass or another object.
@@ -200,7 +198,7 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
 
 
 def attempt_fields(message: rmq.Message) -> list[dict[str, Any]]:
-    """Return the attempts of a message for JSON, the newest first."""
+    """Return the attempts of a message for JSON, newest first."""
     return [fields(attempt) for attempt in message.attempts]
 
 
@@ -240,7 +238,7 @@ def fine_clock(value: datetime | None) -> str:
 
 
 def number(value: float) -> str:
-    """Format a count, with groups of thousands on a terminal."""
+    """Format a count. On a terminal, thousands are separated."""
     return f"{value:,}".replace(",", " ") if output_file().isatty() else str(value)
 
 

@@ -1,4 +1,7 @@
-"""The option --watch: run a command repeatedly. On a terminal, each output replaces the last."""
+"""The option --watch: run a command repeatedly.
+
+On a terminal, each output replaces the previous output.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ def _redraw(run: Callable[[], Any], interval: float, describe: Callable[..., str
 
 
 def _draw(text: str, foot: str, height: int) -> int:
-    """Replace the lines above the cursor, in one write. Return the new number of lines."""
+    """Replace the previous output above the cursor. Return the number of printed lines."""
     lines = text.splitlines()
     room = max(1, shutil.get_terminal_size().lines - 2)
     if len(lines) > room:

@@ -173,7 +173,6 @@ class ClientBase:
         return signal(self._prefix, event, data, keep_ms)
 
     def _known(self, topic: Any) -> TopicContext:
-        """Return the context of a topic that the program declared, or a new one."""
         found = next((each for each in list(self._contexts) if each.name == topic), None)
         return found or self._context(topic, "json", None, ENTRY_BYTES, {})
 
@@ -183,7 +182,7 @@ class ClientBase:
         The function is returned, so use `@client.lifespan` on a plain or async function that yields
         once. The worker receives its first message after the yield. After the last handler has
         ended, the worker runs the rest of the function. An async function runs in the event loop of
-        the async handlers, a plain function in a thread of its own. A handler gets the yielded
+        the async handlers. A plain function runs in its own thread. A handler gets the yielded
         value through `rmq.Depends(function, scope="process")`.
 
         Raises:
@@ -207,7 +206,7 @@ class ClientParts(NamedTuple):
     Attributes:
         transport: Transport to Redis.
         prefix: First part of every key.
-        sessions: Replay sessions, by which Redis recognises repeated calls.
+        sessions: Replay sessions, with which Redis recognises repeated calls.
         hooks: Methods of the client's interceptors, which run around sends and handlers.
         handlers: Handlers that are registered on the client.
         declared: Settings that the program has declared, by topic.
@@ -319,13 +318,14 @@ class AsyncClient(ClientBase):
         This sends nothing to Redis. Use the batch in a `with` block, which opens and closes it.
 
         Args:
-            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - A known name continues
-                the batch with this name. The handler of a member may give its delivery instead, to
-                add members, also after the batch was closed.
+            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - If a batch has this
+                name already, the program continues that batch. The handler of a member may pass its
+                delivery instead of a name. It can then add members, even after the batch was
+                closed.
             then: The callback: a pair of a topic and an rmq.Outgoing. It may be omitted if the
                 batch exists.
-            dead: "count" if a dead letter has ended. With "wait", the batch waits until its dead
-                letters are redriven and end, or are removed.
+            dead: With "count", a dead letter counts as a member that has ended. With "wait", the
+                batch waits until the dead letter is removed, or until it is redriven and ends.
             timeout: Time after which `rmq server` closes the batch if the program has not closed
                 it, in seconds or as a timedelta. Default: never.
             keep: How long the batch is kept after its end, in seconds or as a timedelta.
@@ -349,8 +349,7 @@ class AsyncClient(ClientBase):
         counts, so the call may be repeated.
 
         Args:
-            key: Key of the event, a text of 1 to 255 bytes. The events of all topics share the
-                keys.
+            key: Key of the event, a text of 1 to 255 bytes. A key is the same for all topics.
             body: Body of the event, at most 256 KiB when it is encoded.
             keep: How long the event is kept for messages that begin to wait later, in seconds or as
                 a timedelta. In this time, further signals of the key do nothing.

@@ -40,7 +40,7 @@ class ChannelSubscription(Subscription):
         names: Name of each channel, by its key in Redis.
         news: Received data that was not returned yet.
         is_closed: Whether the subscription has ended.
-        is_receiving: Whether a call of `receive` runs. It then closes the connection.
+        is_receiving: Whether a call of `receive` runs. At the end, this call closes the connection.
     """
 
     __slots__ = ("_sent", "is_closed", "is_receiving", "names", "news")
@@ -119,7 +119,7 @@ class AsyncSharedSubscription:
         self._subscription = ChannelSubscription()
 
     def add(self, *channels: str) -> None:
-        """Subscribe to further channels. A call of `receive` that waits does so at once."""
+        """Subscribe to further channels. A running call of `receive` subscribes immediately."""
         self._subscription.names.update({self._key(channel): channel for channel in channels})
         self._subscription.wake()
 
@@ -130,7 +130,10 @@ class AsyncSharedSubscription:
 
     @property
     def is_heard(self) -> bool:
-        """Whether data can arrive. False if the ACL of this Redis user forbids the channels."""
+        """Whether data can arrive.
+
+        The value is False if this Redis user may not use the channels.
+        """
         return self._subscription.is_heard
 
     async def receive(self, wait: Duration = 0) -> list[Published]:
@@ -163,8 +166,8 @@ class AsyncSharedData:
     """Data that the programs of a namespace share, next to topics.
 
     Published data reaches only the programs that are subscribed at this moment. Values of a list
-    are popped once, in the order in which they were pushed. A reply of Redis may get lost: then a
-    push may add its values twice, and the values of a pop are lost. Use a topic for everything that
+    are popped once, in the order in which they were pushed. If a reply of Redis is lost, the values
+    of a push may be added twice, and the values of a pop are lost. Use a topic for everything that
     must not be lost. On a Redis Cluster, each name may be on another server.
 
     Args:
@@ -185,8 +188,8 @@ class AsyncSharedData:
         """Publish data on a channel.
 
         Returns:
-            Number of subscriptions that got the data. On a Redis Cluster, only the subscriptions at
-                one of the servers are counted.
+            Number of subscriptions that got the data. A Redis Cluster counts only the subscriptions
+            on one of its servers.
         """
         return int(await self._raw("publish", "PUBLISH", self._key("channel", channel), data))
 
@@ -249,7 +252,7 @@ class AsyncSharedData:
             name: Name of the set.
             member: The member.
             expires: Time from now after which the set is deleted, in seconds or as a timedelta.
-                None keeps the current time.
+                With None, the expiry of the set is not changed.
         """
         ms = None if expires is None else duration_ms(expires, "expires", low_ms=1)
         await self._raw("add", "SADD", self._key("set", name), member)

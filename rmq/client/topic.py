@@ -108,24 +108,24 @@ class TopicBase:
         Args:
             concurrency: Maximum number of runs at a time: in threads (default 8), or as tasks if
                 the function is async (default 100).
-            prefetch: Maximum number of deliveries that a worker holds at a time, including running
-                deliveries. Default: the running deliveries and the deliveries that can start within
-                0.2 s. The default is at most 1000, or two deliveries for each thread or task if
-                that is more.
+            prefetch: Maximum number of deliveries that a worker has at a time, including running
+                deliveries. By default, a worker has as many deliveries as it can start within 0.2
+                s, in addition to the running deliveries. The default is at most 1000, or two
+                deliveries for each thread or task if this number is larger.
             batch: Maximum number of deliveries of a run, 1 to 1000. The function then gets a list
                 of deliveries.
             linger: How long a batch that is not full waits for more messages, up to 60 s.
             ordered: Whether each slot delivers its messages in strict order, across all workers.
-            lease: How long a worker that sends no heartbeat keeps a message. Default: the topic's
-                setting.
+            lease: Time after which a worker without a heartbeat loses its messages. Default: the
+                topic's setting.
             max_runtime: Time limit of a run. A run that takes longer counts as failed. Default: no
                 limit.
             retry: Delay before a retry: "immediate", rmq.Exponential, rmq.Levels, or a function of
                 (delivery, error) that returns seconds. Default: the topic's setting.
             on_error: Rules by exception type: rmq.Retry, rmq.Reject, rmq.Snooze, or a retry policy.
             body: Type of the body, if an annotation cannot express the type.
-            type: Type or types of the messages. Default: all types that have no handler of their
-                own. All handlers of a topic must have the same `ordered` and `lease`.
+            type: Type or types of the messages. Default: all types without a handler. All handlers
+                of a topic must have the same `ordered` and `lease`.
 
         Raises:
             InvalidType, InvalidValue: The signature or an option is not valid, or the topic already
@@ -215,11 +215,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            After this returns, the message is in Redis with the requested durability. After
-            OutcomeUnknown, or if the call is interrupted by Ctrl-C or a cancellation, the message
-            may be stored. Then send it again with the same `dedup_key`, or with the `id` of the
-            first attempt (from `new_id`). If the first attempt has arrived, the second attempt adds
-            no message.
+            After this returns, the message is in Redis with the requested durability. If the call
+            raises OutcomeUnknown, or is interrupted by Ctrl-C or a cancellation, the message may be
+            stored. Then send the message again with the same `dedup_key`, or with the same `id`
+            (from `new_id`). If Redis has already stored the message, the second attempt adds no
+            message.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid. No message was sent.
@@ -250,8 +250,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Send messages, and return one result for each, in order.
 
         All messages are checked and encoded before the first is sent. The messages of one slot are
-        stored in batches of up to 1000 (with a merge key, 400). Each batch is stored completely or
-        not at all.
+        stored in batches of up to 1000 messages, or 400 if they have merge keys. Each batch is
+        stored completely or not at all.
 
         Raises:
             RMQError: Any error that `send` raises. The `results` of QueueFull and TopicPaused show
@@ -262,9 +262,10 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def new_id(
         self, slot_basis: str | bytes | None = None, *, group: str | None = None
     ) -> MessageId:
-        """Return a new message id. Pass it to every attempt of a send that you may have to repeat.
+        """Return a new message id.
 
-        If the send has a slot_basis or a group, pass the same value here.
+        If you may have to repeat a send, pass this id to every attempt. If the send has a
+        `slot_basis` or a `group`, pass the same value to `new_id`.
         """
         return await self._run(send_flow.new_id(self._context, slot_basis, group))
 
@@ -295,7 +296,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return the state, the progress and the outcome of each message, in the order of the ids.
 
         The call does not wait for messages to end. It sends one command for each slot, or several
-        if the replies exceed 1 MiB.
+        commands if the replies exceed 1 MiB.
         """
         return await self._run(results_flow.read(self._context, ids))
 
@@ -303,17 +304,17 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Cancel a waiting message, or with `running` also a message in flight.
 
         Args:
-            id: Id of the message, or a receipt, so that only the delivery of this receipt can be
-                cancelled.
+            id: Id of the message, or a receipt. With a receipt, only the delivery with this receipt
+                can be cancelled.
             running: Whether to request the cancellation of the current delivery.
 
         Returns:
             The status. "cancelled" means that the message waited, and is deleted. "requested" means
             that the message is in flight, and ends as cancelled unless its consumer acks it.
-            "already_requested" means that an earlier call has requested the same. "old_delivery"
-            means that the receipt does not belong to the current delivery. With "in_flight"
-            (without `running`), "in_query" (a query has it), "dead" and "gone" the message was not
-            changed.
+            "already_requested" means that an earlier call has requested this cancellation.
+            "old_delivery" means that the receipt does not belong to the current delivery. With
+            "in_flight" (without `running`), "in_query" (a query has the message), "dead" and
+            "gone", the message was not changed.
         """
         return await self._run(change.cancel(self._context, id, running))
 
@@ -328,7 +329,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """Give a waiting message another priority, behind all other messages with this priority.
+        """Give a waiting message another priority.
+
+        It then waits behind all other messages with this priority.
 
         Returns:
             "changed", "unchanged" (the message already had this priority), or, for a message that
@@ -358,8 +361,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
 
         Guarantee:
             With `ordered`, messages with the same slot_basis and priority are delivered in the
-            order of sending, to any number of consumers. A message is delivered after the previous
-            message is settled, or behind the previous message in the same batch. If a consumer
+            order of sending, to any number of consumers. A message is delivered when the previous
+            message is settled, or in the same batch behind the previous message. If a consumer
             dies, its slot waits until the lease expires.
         """
         return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
@@ -400,7 +403,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Args:
             name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
                 random name.
-            keep: How long unpublished messages are kept after the last push, 1 s to 30 days.
+            keep: Time for which unpublished messages are kept after the last push, 1 s to 30 days.
             late: Whether to accept messages whose due time passed more than a year ago.
         """
         return AsyncStage(self._transport, flows_of(self._context, name, keep, late))
@@ -416,23 +419,23 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Send the messages of stages to their topics, and delete the stages.
 
         Args:
-            staged: `AsyncStage.staged` of each stage. Stages of other topics in this Redis are
-                allowed, if those topics exist.
-            query: Name of a streaming query that publishes its batches one after the other;
-                requires `batch`. Call `publish` on the same topic for all batches of the query.
-                That topic records the stages of each batch.
-            batch: Number of the batch. A batch is published once. After an interrupted call, the
-                next call publishes the stages of the interrupted call and deletes the stages that
-                are passed to it. If this batch or a later batch was already published, the passed
+            staged: `AsyncStage.staged` of each stage. Stages of other existing topics in this Redis
+                are allowed.
+            query: Name of a streaming query that publishes one batch after the other; requires
+                `batch`. Call `publish` on the same topic for all batches of the query, because this
+                topic records the stages of each batch.
+            batch: Number of the batch. A batch is published once. If a call was interrupted, the
+                next call publishes the stages of the interrupted call. It deletes the stages that
+                you pass to it. If this batch or a later batch was already published, the passed
                 stages are deleted.
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            If a call is interrupted, repeat it: it continues, and each staged message is accepted
-            once. Without `query`, pass the same stages again. Within the topic's `dedup_window`,
-            RMQ also recognises a message by its id. Readers do not see all messages at once: about
-            1000 messages of a slot become visible at a time. The delay of a message and the time
-            range of its merge start when the message is published.
+            If a call is interrupted, repeat it: the repeated call continues the work, and each
+            staged message is accepted once. Without `query`, pass the same stages again. Within the
+            topic's `dedup_window`, RMQ also recognises a message by its id. Readers do not see all
+            messages at once: about 1000 messages of a slot become visible at a time. The delay of a
+            message and the time range of its merge start when the message is published.
 
         Raises:
             StageLost: A stage has lost messages. No further messages were published.
@@ -444,6 +447,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Delete stages that were not published.
 
-        Stages of a batch of a query are not deleted if `publish` has begun to publish the batch.
+        If `publish` has begun to publish the batch of a query, the stages of this batch are not
+        deleted.
         """
         await self._run(discard_flow(self._context, staged, query))

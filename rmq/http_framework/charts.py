@@ -1,4 +1,4 @@
-"""Compute the points, ticks and names of SVG charts, which templates put into the page."""
+"""Compute the points, ticks and names of SVG charts. Templates draw the charts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Return the path data of a small line without axes, or "" if there is no line to draw."""
+    """Return the SVG path of a small line without axes, or "" if there is no line to draw."""
     if len(values) < 2 or not any(values):
         return ""
     top, step = max(values), width / (len(values) - 1)
@@ -148,7 +148,7 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
 
 
 def nice(value: float) -> float:
-    """Round up to 1, 2, 4 or 8 times a power of ten. A quarter of the result is also round."""
+    """Round up to 1, 2, 4 or 8 times a power of ten. The result divided by 4 is also round."""
     if value <= 0:
         return 4.0
     power = 10 ** math.floor(math.log10(value))

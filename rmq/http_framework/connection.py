@@ -1,7 +1,7 @@
-"""The connection of a request, as far as long polls and streams need it.
+"""The methods of a request's connection that long polls and streams need.
 
-`rmq server` puts its own connection into the scope of each request. A mounted application has none,
-because other servers do not say whether a reply has been written.
+`rmq server` puts its own connection into the scope of each request. A mounted application has no
+such connection, because other servers do not report whether a reply has been written.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ class Connection(Protocol):
         """Whether the client has disconnected, or the server stops."""
 
     def begin_wait(self) -> None:
-        """Stop counting the connection among the limited connections of the listener."""
+        """Exclude the connection from the listener's limit on connections, while it waits."""
 
     def end_wait(self) -> None:
-        """Count the connection again."""
+        """Include the connection in the listener's limit again."""
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Call a function once when `is_ending` becomes true, or at once if it is true already.
+        """Register a function that is called once, when `is_ending` becomes true.
 
-        The function replaces the function of an earlier call.
+        If it is true already, the function is called immediately. It replaces the function of an
+        earlier call.
         """
 
     async def written(self, wait_s: float) -> bool:
         """Wait until the operating system has all bytes of the reply.
 
-        Return False if the client disconnects before, or after `wait_s` seconds.
+        Return False if the client disconnects before this, or after `wait_s` seconds.
         """
 
 

@@ -1,4 +1,4 @@
-"""Read the counts and samples of topics for the console's pages, once for all viewers."""
+"""Read the counts and samples of topics for the console. All viewers of a page share one read."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
 
 
 def examined(request: PageRequest) -> LongReading:
-    """Return the findings of the doctor as a reading: the last ones of this server, or new ones.
+    """Return the findings of the doctor as a reading.
 
-    Viewers share new ones, which are read at most once a minute.
+    The findings are the latest findings of this server. If there are none, the doctor examines at
+    most once a minute, for all viewers together.
     """
     latest = request.context.state.examined()
     if latest is not None:
@@ -161,7 +162,7 @@ def rate_now(
 ) -> float | None:
     """Return the current rate of an event, per second.
 
-    If the current rate is not known, return the newest sample's rate, or None.
+    If it is unknown, return the rate of the newest sample, or None.
     """
     found = request.readings.meter.rate(topic, name)
     if found is None:
@@ -209,7 +210,7 @@ def lateness_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
-    """Return the newest delay in seconds at the percentile of a service level objective, or None.
+    """Return the newest delay at the percentile of a service level objective, in seconds, or None.
 
     Samples more than five minutes older than the newest sample are ignored.
     """
@@ -222,7 +223,7 @@ def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | No
 
 
 async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:
-    """Return how many messages become due in each time span, or an empty list if none do."""
+    """Return how many messages become due in each time span, or an empty list without messages."""
 
     async def read() -> list[tuple[str, float]]:
         found = await request.context.admin.due_counts(topic)

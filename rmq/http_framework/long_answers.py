@@ -1,4 +1,4 @@
-"""Write the replies of long polls and streams, and tell the handler whether they were written.
+"""Write the replies of long polls and streams. The handler learns whether they were written.
 
 The handler of a long operation is an async generator. It yields one answer, or pages of NDJSON
 lines. When a page has been written, the generator continues. If a page could not be written,
@@ -29,7 +29,9 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class LongAnswer(Response):
-    """The reply of a long poll or of a stream. An error of the first page gets an error status.
+    """The reply of a long poll or of a stream.
+
+    If the first page raises an error, the reply has an error status.
 
     Args:
         pages: Generator of the handler.
@@ -37,7 +39,7 @@ class LongAnswer(Response):
         has_lines: Whether the pages are lists of NDJSON lines. An empty list sends an empty line.
         request_id: Identifier of the request.
         headers: Headers of the reply.
-        end: Function that is called at the end of the request.
+        end: Function to call at the end of the request.
     """
 
     def __init__(

@@ -158,9 +158,9 @@ class Body(Answer):
     Attributes:
         kind: What `text` is: "json" (JSON, with all digits of its numbers), "text" (an unchanged
             string), "base64" (bytes), or "hidden" if you have no right to see the body.
-        size: Size in bytes of the complete body, or of the stored body if `text` is truncated. It
-            is null if a compressed body was decompressed only in part, because its size is then
-            unknown.
+        size: Size in bytes of the complete body, or of the stored body if `text` is truncated. The
+            value is null if a compressed body was decompressed only in part, because the size is
+            then unknown.
         is_truncated: Whether `text` is only the beginning of the body.
     """
 
@@ -210,10 +210,10 @@ class StoredMessage(Answer):
 
     Attributes:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
-        unreadable: Why the body could not be decoded (it is then shown as bytes), or an empty
-            string if it was decoded.
+        unreadable: Why the body could not be decoded, or an empty string if it was decoded. A body
+            that was not decoded is shown as bytes.
         attempts: Failed attempts, newest first.
-        steps: Steps of the work, the saved cursor and the events. Lists of messages have none.
+        steps: Steps of the work, the saved cursor and the events. Empty in lists of messages.
         waits_for: Key of the event for which the message is suspended, or null. Null in lists.
     """
 
@@ -307,7 +307,10 @@ class Sent(Answer):
 
 
 def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
-    """Convert a decoded body for display. `most` limits the bytes shown; None means no limit."""
+    """Convert a decoded body for display.
+
+    `most` is the maximum number of bytes to show, or None.
+    """
     if isinstance(value, bytes):
         shown = value[:most]
         text = base64.b64encode(shown).decode()
@@ -331,10 +334,10 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
 
 
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
-    """Convert a stored body for display. Also return why the body was not decoded, or "".
+    """Convert a stored body for display.
 
-    Only the bytes that are shown are decompressed. `most` limits the number of these bytes; None
-    means no limit.
+    Also return why the body was not decoded, or "". `most` is the maximum number of bytes to show,
+    or None for no limit. Only these bytes are decompressed.
     """
     try:
         if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size

@@ -94,7 +94,7 @@ def _parameters(place: str, ref: dict[str, Any], schemas: dict[str, Any]) -> lis
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of a parameter, because clients omit unset parameters."""
+    """Remove null from the schema of a parameter. To send no value, clients omit the parameter."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]
@@ -121,5 +121,5 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
 
 
 def _first_lines(docstring: str) -> str:
-    """Return the first lines of a docstring, joined, as the description of a schema."""
+    """Join the first lines of a docstring into the description of a schema."""
     return re.sub(r"\s+", " ", docstring).strip()

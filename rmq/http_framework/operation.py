@@ -8,11 +8,9 @@ A handler function takes the parameters that it needs, each a msgspec struct:
     body     the JSON body of the request
 
 The name of the function is the operationId, its docstring is the description, and its return type
-is the schema of the answer. A handler can be an async generator of lists. It answers with lines of
-NDJSON, and each list is sent as soon as it has been read.
-
-A cursor is the position at which a list continues. Only the server can interpret a cursor, and the
-server stores nothing for it.
+is the schema of the answer. A handler can be an async generator of lists. Its answer is lines of
+NDJSON, and each list is sent immediately. A cursor is the position at which a list continues. Only
+the server can interpret a cursor, and the server stores no state for a cursor.
 """
 
 from __future__ import annotations
@@ -69,7 +67,10 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class _Lines(StreamingResponse):
-    """A response of NDJSON lines. An error breaks the connection, which clients notice."""
+    """A response of NDJSON lines.
+
+    After an error the connection is closed before the end, which clients notice.
+    """
 
     async def stream_response(self, send: Send) -> None:
         """Send all pages."""
@@ -89,12 +90,12 @@ async def answer(
 ) -> Response:
     """Return a response that streams pages of lines.
 
-    The first page is read before the status is sent. So an error of the first page gets an error
-    status.
+    The first page is read before the status is sent. So if the first page fails, the response has
+    an error status.
 
     Args:
         pages: Lists of structs.
-        shown: Function that removes from a page what the user or program may not see.
+        shown: Function that removes from a page everything that the user or program may not see.
         request: The request to answer.
         headers: Headers of the response.
     """
@@ -150,7 +151,7 @@ class RequestContext:
         return self.client.admin
 
     def require(self, role: Role, topic: str = "") -> None:
-        """Check a role that an operation requires, and the topic if the role is for some topics.
+        """Check that the principal has a role, and may use the topic.
 
         Raises:
             ApiError: The principal lacks the role, or its token is for other topics.
@@ -185,11 +186,11 @@ class Operation:
         tag: Subject. The OpenAPI document groups operations by subject.
         role: Role that a principal needs.
         status: HTTP status of a successful answer.
-        has_etag: Whether the operation supports If-None-Match if it reads, or If-Match if it
-            changes something.
-        errors: Kinds of errors that only this operation answers with, in addition to the kinds of
-            all operations.
-        handler: Function that answers.
+        has_etag: Whether the operation supports ETags: with If-None-Match if it reads, or with
+            If-Match if it changes something.
+        errors: Kinds of errors of this operation, in addition to the kinds that all operations
+            have.
+        handler: Function that handles requests.
         types: Types of the handler's parameters "path", "query" and "body", and of its "return"
             value.
         has_lines: Whether the handler yields pages of NDJSON lines.

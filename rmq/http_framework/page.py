@@ -1,4 +1,4 @@
-"""Pages of the console: the parts of a request that a page reads, and the answers of a page.
+"""Pages of the console: how to register a page, the request that it gets, and its answers.
 
 A handler takes a `PageRequest` and returns a `View` to show or a `Redirect`.
 Register handlers that read with `Pages.get`, and handlers that act with `Pages.post`.
@@ -110,7 +110,7 @@ class PageRequest:
         return self.path["topic"]
 
     def url(self, *parts: str | MessageId, **query: Any) -> str:
-        """Return the address of a page, without query parameters that are None or empty."""
+        """Return the address of a page. Query parameters that are None or empty are omitted."""
         # A MessageId is a bytes object: `quote` would encode its 16 bytes instead of its text.
         path = self.root + BASE + "".join("/" + quote(str(part), safe="") for part in parts)
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
@@ -174,7 +174,7 @@ class Page:
         method: GET or POST.
         path: Path below /console, with parameters in braces.
         role: Role that the user needs, or None if the page is shown without signing in.
-        handler: Function that answers.
+        handler: Function that handles requests.
     """
 
     method: str

@@ -21,11 +21,11 @@ class Principal:
     Attributes:
         name: Name of the token or of the proxy's user, for people to read.
         role: Role that decides which operations are allowed.
-        sees_bodies: Whether the principal sees bodies of messages and tracebacks. Operators and
-            admins always do.
+        sees_bodies: Whether the principal sees tracebacks and bodies of messages. Always true for
+            operators and admins.
         kind: How the principal was recognised: "local" (no sign-in is required), "token" (in a
             header), "session" (a signed-in browser), "proxy" (the reverse proxy authenticated the
-            user), or "host" (the application that mounts the console did).
+            user), or "host" (the application that mounts the console authenticated the user).
         session: Digest of the session, or None.
         token: Name of the token that was sent or used to sign in, or None.
         topics: Names or patterns of the topics of a producer or a consumer. Empty means no topic.
@@ -40,14 +40,14 @@ class Principal:
     topics: tuple[str, ...] = ()
 
     def may_use(self, topic: str) -> bool:
-        """Return whether the role is for all topics, or the topic is among its topics."""
+        """Return whether the principal may use the topic."""
         return not self.role.is_of_topics or matches(topic, self.topics)
 
     @property
     def is_ambient(self) -> bool:
         """Whether browsers add the credentials to every request.
 
-        If so, a page of another site could make a browser send a request with credentials.
+        If so, a page of another site could send a request with these credentials.
         """
         return self.kind != "token"
 

@@ -22,7 +22,10 @@ _FIELD = re.compile(r"([a-z][a-z_]*)(?:\.[a-z_]+)?: ")
 
 
 class Kind(NamedTuple):
-    """A kind of error. If `is_passing` is true, the same request may succeed later."""
+    """A kind of error.
+
+    If `is_passing` is true, the cause is temporary: the same request may succeed later.
+    """
 
     status: int
     title: str
@@ -131,7 +134,7 @@ def of_exception(error: Exception, request_id: str, is_read: bool = False) -> Ap
     Args:
         error: The exception.
         request_id: Identifier of the request in the log.
-        is_read: Whether the request only reads, so that it cannot have changed anything.
+        is_read: Whether the request only reads. It then cannot have changed anything.
     """
     found = _of_exception(error, request_id, is_read)
     if isinstance(error, errors.RMQError):

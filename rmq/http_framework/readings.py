@@ -1,7 +1,7 @@
 """Cache values that were read from Redis (readings), so that all viewers share them.
 
-So ten open windows cost as much as one window. Rates are computed from the counters of topics.
-These counters are read only while a page shows them.
+So ten open windows cost as much as one window. Rates are computed from the counters of topics,
+which are read only while a page shows them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Kept:
     keep_s: float = 0.0
 
     def is_usable(self, now: float, keep_s: float) -> bool:
-        """Return whether the reading is running, or has succeeded recently enough to be used."""
+        """Return whether the reading is running, or its result is recent enough."""
         if not self.task.done():
             return True
         failed = self.task.cancelled() or self.task.exception() is not None
@@ -84,7 +84,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class LongReading:
-    """A reading of values from Redis that may take longer than a request for a page.
+    """A reading of values from Redis that may take longer than one request may last.
 
     Attributes:
         done: Number of items read.
@@ -93,7 +93,7 @@ class LongReading:
             running.
         found: Result of the reading.
         error: Reason for the failure, or an empty string if the reading did not fail.
-        kept: The task of this reading, and the duration of the task.
+        kept: The task of this reading, and how long its result is kept.
     """
 
     done: int = 0
@@ -113,7 +113,7 @@ class LongReading:
 
 
 class Readings:
-    """Caches readings for a while.
+    """Caches readings for a short time.
 
     Attributes:
         meter: Rates of topics, from the counts that were read.
@@ -193,9 +193,9 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Forget outdated readings when the number of readings has doubled since the last time.
+        """Delete outdated readings if the number of readings has doubled since the last call.
 
-        If too many readings are left, forget the oldest ones.
+        If too many readings remain, delete the oldest.
         """
         if len(self._kept) < self._tidied_at:
             return

@@ -130,10 +130,10 @@ def preview(shown: Body) -> str:
 
 
 def indented(text: str) -> str:
-    """Indent JSON without changing a value. Numbers are not converted to float.
+    """Indent JSON without changing a value.
 
-    A text that would grow beyond INDENTED_MAX, because its values are deeply nested, is not
-    changed.
+    Numbers are not converted to float. If deep nesting would make the text longer than
+    INDENTED_MAX, the text is returned unchanged.
     """
     marks = _STRING.sub("", text)
     depths = itertools.accumulate((mark in "{[") - (mark in "]}") for mark in marks)

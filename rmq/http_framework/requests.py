@@ -112,7 +112,9 @@ class Nothing(Request):
 
 
 class LetterConditions(Request):
-    """Conditions for dead letters, also in the trash. A letter must meet all conditions.
+    """Conditions for dead letters, also for those in the trash.
+
+    A dead letter must meet all conditions.
 
     Attributes:
         filter: A filter, for example: error contains "timeout" and header.tenant=7 and
@@ -156,8 +158,8 @@ def show(value: object, kind: type[A], /, **given: Any) -> A:
 
     Each field of the answer gets the attribute with the same name.
 
-    Ids become text, timedeltas become seconds, and mappings become dicts. A field whose type is an
-    answer, or a list of answers, is converted in the same way.
+    Ids become text, timedeltas become seconds, and mappings become dicts. If the type of a field is
+    an answer, or a list of answers, its value is converted in the same way.
 
     Args:
         value: NamedTuple, dataclass or other object with attributes.

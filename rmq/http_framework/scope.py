@@ -4,9 +4,9 @@ The root path is the path where an application is mounted, or where a reverse pr
 
 CSRF: each form of the console contains a token that other sites cannot know. A browser adds its
 cookie to every request, and a local server needs no cookie. Therefore, without the token, a page of
-another site could make the browser send a form to RMQ. The guard checks the headers in which a
+another site could make the browser send a form to RMQ. The guard also checks the headers in which a
 browser names the origin of a request (Sec-Fetch-Site, Origin). The token protects browsers that
-send neither header. The token is computed from a secret of the server and from the session or the
+send neither header. It is computed from a secret of the server, and from the session or the
 principal.
 """
 
@@ -35,7 +35,7 @@ def root_of(scope: MutableMapping[str, Any]) -> str:
 def path_of(scope: MutableMapping[str, Any]) -> str:
     """Return the path of a request below the root path.
 
-    ASGI includes the root path in `path`, but some servers leave the root path out.
+    By the ASGI specification, `path` includes the root path, but some servers omit it.
     """
     path: str = scope["path"]
     root = root_of(scope)
@@ -47,7 +47,8 @@ def path_of(scope: MutableMapping[str, Any]) -> str:
 class RootPath:
     """Sets the root path of requests, for an application behind a reverse proxy.
 
-    The proxy may remove the root path from requests or keep it, and local probes may omit it.
+    The paths of requests may begin with the root path or not: some proxies remove the root path,
+    and local probes omit it.
 
     Args:
         app: The application.
@@ -67,7 +68,10 @@ class RootPath:
 
 
 def csrf_token(scope: MutableMapping[str, Any]) -> str:
-    """Return the CSRF token for the hidden field of a form. It has letters and digits only."""
+    """Return the CSRF token for the hidden field of a form.
+
+    The token has letters and digits only.
+    """
     text: str = scope[CSRF]
     return text
 
@@ -78,7 +82,7 @@ def csrf_matches(scope: MutableMapping[str, Any], text: str) -> bool:
 
 
 def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
-    """Compute the CSRF token of a principal. None means a browser that has not signed in."""
+    """Compute the CSRF token of a principal, or of a browser that has not signed in (None)."""
     bound = "\0"
     if principal is not None:
         bound = "\0".join((principal.kind, principal.name, principal.session or ""))

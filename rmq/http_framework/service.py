@@ -20,7 +20,10 @@ SPREAD = 0.1  # random part of the time between two runs, so that services do no
 
 
 class Service(Protocol):
-    """Work that a server repeats. Two servers may run it at the same time without harm."""
+    """Work that a server does repeatedly.
+
+    Two servers may do this work at the same time without harm.
+    """
 
     @property
     def name(self) -> str:
@@ -35,7 +38,9 @@ class Service(Protocol):
         """Whether only the leading server runs the service."""
 
     def run_once(self) -> int:
-        """Do the pending work. Return the amount of work done, for example a number of messages.
+        """Do the pending work.
+
+        Return the amount of finished work, for example a number of messages.
 
         Raises:
             RMQError: The run failed. The service runs again after RETRY_S.

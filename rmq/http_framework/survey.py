@@ -1,4 +1,4 @@
-"""The survey: reads the counts of all slots once, for all services and pages of a server."""
+"""The survey: reads the counts of all slots once for all services and pages of a server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TopicCounts:
 
     @property
     def figures(self) -> Figures:
-        """The counts as `Figures`, the form in which a sample of the history stores them."""
+        """The counts as `Figures`. A sample of the history has this form."""
         return history.figures_of(self.total, self.lateness)
 
 
@@ -117,8 +117,7 @@ class Survey:
         """Return the names of all topics. Add missing topics to the list of topics in Redis.
 
         Args:
-            is_whole: Whether to read all keys of Redis, to find topics that this survey does not
-                know.
+            is_whole: Whether to scan all keys of Redis for topics that are not in the list.
         """
         if is_whole:
             self._transport.run(overview.drop_wrong_lists(self._prefix))
@@ -142,7 +141,7 @@ class Survey:
     def before(self, name: str, window_ms: int) -> Figures | None:
         """Return the counts that a topic had `window_ms` milliseconds ago, or None.
 
-        The counts are chosen from the readings of the last five minutes.
+        Only readings of the last five minutes are available.
         """
         _, kept = self._looks.get(name, (b"", ()))
         return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
@@ -150,7 +149,7 @@ class Survey:
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
         """Keep the counts of topics for five minutes.
 
-        With more topics, readings are less frequent. So the number of stored counts stays about the
+        With more topics, readings are less frequent, so the number of stored counts stays about the
         same.
         """
         looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
@@ -205,7 +204,7 @@ class TopicProblems:
 
     @contextmanager
     def apart(self, topic: str, what: str) -> Iterator[None]:
-        """Log an error of the `with` block instead of raising it.
+        """Log an error of the `with` block instead of raising the error.
 
         Args:
             topic: Topic that the block works on.

@@ -1,4 +1,4 @@
-"""Active runs: the deliveries whose handler a thread or task runs, and an interceptor's state.
+"""Active runs: the deliveries whose handlers are running, and an interceptor's state for each.
 
 An interceptor keeps its state between `before_handle` and `after_handle` in a context variable.
 Spans and log records made inside the handler find this state, also in threads and tasks that the
@@ -43,7 +43,10 @@ class Run:
 
 
 class Runs(Generic[T]):
-    """The current runs of handlers for one interceptor. T is the type of its state per delivery."""
+    """The current runs of handlers, for one interceptor.
+
+    T is the type of the interceptor's state for a delivery.
+    """
 
     def __init__(self, name: str) -> None:
         self._now: ContextVar[Run | None] = ContextVar(name, default=None)
@@ -54,7 +57,10 @@ class Runs(Generic[T]):
         return self._now.get()
 
     def begin(self, delivery: DeliveryData, state: T) -> Run | None:
-        """Record that a handler starts. Return the run, but only for its first delivery."""
+        """Record that a handler starts.
+
+        Return the run for its first delivery, and None for the others.
+        """
         run, where, fresh = self._now.get(), _where(), None
         if run is None or not run.open or run.where != where:
             # A thread or task that a handler started inherits the run of that handler. If the new
@@ -92,10 +98,10 @@ def _where() -> tuple[int, object]:
 def late_s(delivery: DeliveryData) -> float | None:
     """Return how late the handler of a delivery starts, in seconds. Return None for a retry.
 
-    Lateness is measured from the due time, by this machine's clock. A message that was due when it
-    was sent has no due time in its record, so the time in its id is used. An id that was derived
-    from a dedup key has no time, so the result is None. For a message that was snoozed or redriven,
-    lateness is measured from its first due time.
+    Lateness is measured from the due time, by this machine's clock. If a message was due when it
+    was sent, its record has no due time, and the time in its id is used. An id that was derived
+    from a dedup key contains no time, so the result is None. For a message that was snoozed or
+    redriven, lateness is measured from its first due time.
     """
     if delivery.attempt != 1:
         return None

@@ -100,7 +100,9 @@ _MESSAGE_FIELDS = ("message_id", "topic", "attempt", "batch")
 
 
 class MessageFilter(logging.Filter):
-    """Adds the fields of the current message to every record. It rejects no record.
+    """A logging filter that adds the fields of the current message to every record.
+
+    It rejects no record.
 
     Add this filter to a handler of `logging`: a filter on a logger does not see the records of
     child loggers. The filter works for code that a message handler calls, and for threads and tasks

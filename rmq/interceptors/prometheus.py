@@ -20,7 +20,7 @@ class Counting(Protocol):
     """The methods of a worker that `Prometheus.watch` needs."""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return the worker's counts of deliveries by topic: taken (received), held, and lost."""
+        """Return the worker's counts of deliveries by topic: received, unsettled and lost."""
 
     def missing(self) -> dict[str, int]:
         """Return the number of missing messages in the last audit, by topic."""
@@ -64,10 +64,11 @@ class Prometheus(Interceptor):
             ) from error
 
     def watch(self, worker: Counting) -> None:
-        """Expose the counts of a worker (held, taken, lost) as long as the worker object exists.
+        """Expose the counts of a worker, as long as the worker object exists.
 
-        From now on, the label `type` can also be a message type of the worker's handlers. A
-        worker whose client has this interceptor calls this method itself.
+        The metrics count deliveries that were received (`taken`), are unsettled (`held`) or were
+        lost. From now on, the label `type` can also be a message type of the worker's handlers. If
+        a worker's client has this interceptor, the worker calls this method itself.
         """
         self._workers.add(worker)
         self._types.update(name for each in getattr(worker, "handlers", ()) for name in each.types)
@@ -104,7 +105,7 @@ class Prometheus(Interceptor):
     def _type(self, delivery: DeliveryData) -> str:
         """Return the label of a message's type, or "other" if no watched worker handles the type.
 
-        Otherwise senders could fill the registry with any number of types.
+        Without "other", senders could fill the registry with any number of types.
         """
         message_type = delivery.type
         if message_type is None:
@@ -114,7 +115,7 @@ class Prometheus(Interceptor):
     # --- a collector of prometheus_client --------------------------------------------------------
 
     def describe(self) -> Iterator[Any]:
-        """Yield the metrics of `collect` without values."""
+        """Yield the same metrics as `collect`, without values."""
         yield from self._watched({})
 
     def collect(self) -> Iterator[Any]:

@@ -103,10 +103,7 @@ class Audit(Interceptor):
         return ProducerSequence()
 
     def report(self, topic: str, result: AuditResult | None) -> None:
-        """Record the result of an audit.
-
-        A result of None means that another worker did the audit.
-        """
+        """Record the result of an audit. The result is None if another worker did the audit."""
         if result is None:
             self.missing.pop(topic, None)
             return

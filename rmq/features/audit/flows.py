@@ -2,8 +2,8 @@
 
 A number is open until its message is removed. The script that removes the message also closes the
 number. An audit reads the open numbers of a topic, then all messages, then the open numbers again.
-A number is missing if its message was accepted, the number is open both times, and no message has
-the number. So the result is exact even for a busy topic.
+A number is missing if three conditions hold: its message was accepted, the number is open both
+times, and no message has the number. So the result is exact even for a busy topic.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """Open numbers of a producer in a slot: their messages were not removed yet."""
+    """Open numbers of a producer in a slot. A number is open until its message is removed."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.ranges: list[tuple[int, int, int]] = []  # first, last, open since
 
     def accepted(self, before_ms: float) -> Ranges:
-        """Return the accepted numbers that became open before the time in `before_ms`."""
+        """Return the accepted numbers that became open before `before_ms` (epoch ms)."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
@@ -104,8 +104,8 @@ def audit(
         context: Context of the topic.
         older_ms: Minimum time since a number was reported as accepted, in ms.
         forget: Whether to forget missing numbers, so that later audits do not report them.
-        every_ms: Minimum time between two audits by callers that pass this argument, in ms. If less
-            time has passed, the function returns None.
+        every_ms: Minimum time since the previous audit with this argument, in ms. If less time has
+            passed, the function returns None.
         progress: Function that is called with (records read, records in all) during the work.
     """
     yield from opening.ensure_open(context, create=False)

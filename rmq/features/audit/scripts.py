@@ -11,7 +11,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply to the script `audit_open`: counts of a slot, and numbers of its messages."""
+    """The reply of the script `audit_open`: counts of a slot, and numbers of its messages."""
 
     now_ms: int
     numbered: int
@@ -21,7 +21,7 @@ class AuditOpenPage(NamedTuple):
 
 
 class AuditScanPage(NamedTuple):
-    """The reply to the script `audit_scan`."""
+    """The reply of the script `audit_scan`."""
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
     looked: int  # number of records read

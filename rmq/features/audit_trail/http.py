@@ -17,7 +17,7 @@ TABLE = Table("audits")
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """A position in the list, as cursors encode it.
 
-    A position is a time, and the number of records of that time that were already shown.
+    A position has a time, and the number of records with this time that were already shown.
     """
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
@@ -54,7 +54,7 @@ async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> A
 
 
 class AuditLine(Answer):
-    """A record of the audit trail: a user, an action, its object, and details."""
+    """A record of the audit trail: the user, the action, the object of the action, and details."""
 
     at: datetime
     by: str

@@ -28,8 +28,8 @@ class AsyncBatchAdmin(AsyncAdminPart):
     async def batch_close(self, name: str) -> State:
         """Close a batch, for example because the program that opened it has died.
 
-        A closed batch takes new members only from members that still run. Its callback is sent when
-        all members have ended.
+        After that, only the handlers of its members can add members. Its callback is sent when all
+        members have ended.
 
         Args:
             name: Name of the batch.

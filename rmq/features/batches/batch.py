@@ -1,4 +1,4 @@
-"""The batch that a program opens, or the batch of a message that a handler works on.
+"""A batch that a program opens, or the batch to which a handler's message belongs.
 
 `Batch` is generated from `AsyncBatch`.
 """
@@ -38,9 +38,9 @@ class BatchBase:
 
     @property
     def outside(self) -> list[MessageId]:
-        """Ids of sent messages that are no members of the batch.
+        """Ids that could not become members of the batch.
 
-        A message from outside of the batch has the same dedup key or id, so nothing was sent.
+        A message outside of the batch has the same dedup key or id, so nothing was sent.
         """
         return self._definition.outside
 
@@ -77,7 +77,7 @@ class AsyncBatch(BatchBase):
 
         Raises:
             BatchNotFound: The batch does not exist, and no `then` was given.
-            InvalidValue: The batch exists with another topic of its callback, or another `dead`.
+            InvalidValue: The existing batch has another callback topic, or another value of `dead`.
         """
         state: State = await self._run(flows.open_batch(self._definition))
         return state
@@ -106,9 +106,9 @@ class AsyncBatch(BatchBase):
     async def send_many(self, topic: Any, messages: Iterable[Outgoing]) -> list[SendResult]:
         """Send messages as members of the batch. Return their results in order.
 
-        The messages become members in pages of 400, each before it is sent. If the program dies in
-        between, `rmq server` ends the members that were not sent as lost. A message with the dedup
-        key of a member that has ended is not sent; its result is a duplicate.
+        In pages of 400, messages are first recorded as members and then sent. If the program dies
+        in between, `rmq server` records the members that were not sent as lost. If a member with
+        the same dedup key has ended, the message is not sent, and its result is "duplicate".
 
         Args:
             topic: Topic, or its name.
@@ -137,7 +137,7 @@ class AsyncBatch(BatchBase):
         return state
 
     async def cancel(self) -> int:
-        """Close the batch, and cancel its members, waiting or running.
+        """Close the batch, and cancel its members that wait or run.
 
         The callback is sent when all members have ended. It says that the batch was cancelled.
 

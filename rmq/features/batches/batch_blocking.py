@@ -32,7 +32,7 @@ class Batch(BatchBase):
 
         Raises:
             BatchNotFound: The batch does not exist, and no `then` was given.
-            InvalidValue: The batch exists with another topic of its callback, or another `dead`.
+            InvalidValue: The existing batch has another callback topic, or another value of `dead`.
         """
         state: State = self._run(flows.open_batch(self._definition))
         return state
@@ -61,9 +61,9 @@ class Batch(BatchBase):
     def send_many(self, topic: Any, messages: Iterable[Outgoing]) -> list[SendResult]:
         """Send messages as members of the batch. Return their results in order.
 
-        The messages become members in pages of 400, each before it is sent. If the program dies in
-        between, `rmq server` ends the members that were not sent as lost. A message with the dedup
-        key of a member that has ended is not sent; its result is a duplicate.
+        In pages of 400, messages are first recorded as members and then sent. If the program dies
+        in between, `rmq server` records the members that were not sent as lost. If a member with
+        the same dedup key has ended, the message is not sent, and its result is "duplicate".
 
         Args:
             topic: Topic, or its name.
@@ -92,7 +92,7 @@ class Batch(BatchBase):
         return state
 
     def cancel(self) -> int:
-        """Close the batch, and cancel its members, waiting or running.
+        """Close the batch, and cancel its members that wait or run.
 
         The callback is sent when all members have ended. It says that the batch was cancelled.
 

@@ -30,8 +30,8 @@ def batch() -> None:
 def list_batches() -> None:
     """List the batches, newest first.
 
-    TOPIC gets the callback of the batch. A batch is listed for 7 days after its end, unless its
-    program sets another time.
+    The column TOPIC shows which topic gets the callback. A batch is listed for 7 days after its
+    end, unless its program sets another time.
     """
     common = common_options()
     with common.client() as client:
@@ -53,7 +53,7 @@ def _state(batch: rmq.BatchState) -> str:
 @batch.command(examples=("rmq batch show import-7",))
 @click.argument("name")
 def show(name: str) -> None:
-    """Show the batch NAME: its state, and how many of its members have ended in which way."""
+    """Show the batch NAME: its state, and how many members have ended with each outcome."""
     common = common_options()
     with common.client() as client:
         found = client.admin.batch(name)

@@ -108,9 +108,9 @@ class Definition:
         timeout: Time after which `rmq server` closes the batch, or None.
         keep: Time for which the batch is kept after its end.
         slot: Slot of the batch, or None if it is not known yet.
-        by: Id of the member that adds further members, or ''.
-        outside: Ids of messages that are no members, because a message from outside of the batch
-            has the same dedup key or id.
+        by: Id of the member whose handler adds further members, or ''.
+        outside: Ids that could not become members, because a message outside of the batch has the
+            same dedup key or id.
     """
 
     home: TopicContext
@@ -133,13 +133,16 @@ class Definition:
             raise InvalidValue(f"dead: {self.dead!r}; give 'count' or 'wait'")
 
     def keys(self) -> SlotKeys:
-        """Return the keys of the slot that has the batch."""
+        """Return the keys of the slot in which the batch is stored."""
         assert self.slot is not None
         return SlotKeys(self.home.prefix, self.home.name, self.slot)
 
 
 def definition_of(context: TopicContext, ref: BatchRef) -> Definition:
-    """Return the batch of a member of a topic. The member may add further members."""
+    """Return the batch to which a message of a topic belongs.
+
+    Its handler may add further members.
+    """
     home = target_of(context, ref.topic)[0]
     return Definition(home, ref.name, slot=ref.slot, by=ref.id)
 
@@ -152,7 +155,7 @@ def open_batch(batch: Definition) -> Flow[State]:
 
     Raises:
         BatchNotFound: The batch does not exist, and the definition has no callback.
-        InvalidValue: The batch exists with another topic or another `dead`.
+        InvalidValue: The existing batch has another topic, or another value of `dead`.
     """
     home = batch.home
     if batch.callback is None:
@@ -191,7 +194,10 @@ def open_batch(batch: Definition) -> Flow[State]:
 
 
 def _encode_callback(batch: Definition) -> tuple[str, bytes, int]:
-    """Return the slot of the callback, its message, and where its counts are."""
+    """Encode the callback.
+
+    Return its slot, its message, and the position of the counts in the message.
+    """
     home, out = batch.home, batch.callback
     assert out is not None
     if out.merge_key is not None or out.time_range is not None or out.id is not None:
@@ -221,7 +227,9 @@ def _not_found(name: str) -> BatchNotFound:
 def send_many(
     batch: Definition, target: TopicContext, messages: Iterable[Outgoing]
 ) -> Flow[list[SendResult]]:
-    """Send messages as members of the batch, in pages. Each page becomes members before it is sent.
+    """Send messages as members of the batch.
+
+    Each page of messages is recorded as members before it is sent.
 
     Raises:
         BatchClosed: The batch takes no new members. The pages before were sent.
@@ -283,9 +291,9 @@ def _send_page(
 def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Flow[list[MessageId]]:
     """Return the messages that another program did not send as members of this batch.
 
-    A program that runs at the same time may have sent them between `batch_add` and `send` of this
-    one. Such a message has the mark of the batch. Or it has ended since, so that its end is stored
-    in its slot, or the batch knows it: then the batch ignores that it is no member.
+    A program that runs at the same time may have sent them between our `batch_add` and `send`. Such
+    a message has the mark of the batch, and is a member. If it has ended since, its slot or the
+    batch has its end, and the batch ignores it.
 
     Args:
         target: Topic of the messages.
@@ -322,9 +330,9 @@ def _id_for(target: TopicContext, out: Outgoing) -> MessageId:
 
 
 def close_batch(batch: Definition, cancelled: bool = False) -> Flow[State]:
-    """Close the batch, and send its callback if all members have ended. Return its state.
+    """Close the batch, and send its callback if all members have ended.
 
-    If the argument says so, the batch is also marked as cancelled.
+    Return its state. If `cancelled` is true, the batch is also marked as cancelled.
     """
     if batch.slot is None:
         yield from open_batch(batch)
@@ -362,9 +370,10 @@ def state_of(name: str, fields: BatchFields) -> BatchState:
 
 
 def batches(prefix: str) -> Flow[list[BatchState]]:
-    """Return the batches that are kept, newest first. Forget the names of the others.
+    """Return the batches that are kept, newest first.
 
-    Batches that this Redis user may not read are left out, unless it may read none.
+    Delete the names of batches that are not kept any more. Batches that this Redis user may not
+    read are omitted. If the user may read none of them, the call fails.
     """
     places = yield from registry.listed(prefix)
     found = yield from registry.read(prefix, places)

@@ -79,7 +79,7 @@ class BatchList(Answer):
 
 
 class BatchClose(Answer):
-    """The state of a batch after it was closed: "closed", or "done" if all members had ended."""
+    """The state of a batch after a close: "closed", or "done" if all members had ended."""
 
     state: State
 

@@ -86,9 +86,9 @@ class Examined(NamedTuple):
 
 
 def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
-    """Close the batch if its timeout has passed, and end members that were not found as `lost`.
+    """Close the batch if its timeout has passed, and record members that were not found as `lost`.
 
-    Members are looked for only if the batch has not changed for LOST_AFTER_MS.
+    Members are searched only if the batch has not changed for LOST_AFTER_MS.
     """
     fields = yield scripts.read_batch(batch.keys(), batch.name)
     if fields is None or fields.state == "d":
@@ -121,9 +121,9 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
 def _lost(
     batch: Definition, context: TopicContext, ids: Sequence[str], elsewhere: Set[str]
 ) -> Flow[list[str]]:
-    """Return the members that are in no queue, and whose end is not about to be reported.
+    """Return the members that are in no queue, and whose end no slot will report.
 
-    Members that may be `elsewhere` are only lost if the topic was deleted.
+    Members that may be in another topic (`elsewhere`) are lost only if their topic was deleted.
     """
     stem = f"{batch.home.name} {batch.slot} {batch.name}"
     try:

@@ -32,9 +32,9 @@ REST = 20.0  # after an examination, a batch rests for this multiple of the exam
 
 
 class Batches:
-    """Closes batches after their timeout, and ends members that were never sent as lost.
+    """Closes batches after their timeout, and records members that were never sent as lost.
 
-    Without batches, a run sends one command.
+    If there are no batches, a run sends one command.
     """
 
     name = "batches"
@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def open(self) -> int:
-        """Number of batches whose callback has not been sent, as the last run found it."""
+        """Number of batches whose callback had not been sent at the last run."""
         return len(self._open)
 
     def run_once(self) -> int:
@@ -80,7 +80,10 @@ class Batches:
         return changed
 
     def _keep_or_delete(self, place: BatchRef, fields: BatchFields, now_ms: int) -> float:
-        """Delete a large batch shortly before it expires. Return the time to the next look, s."""
+        """Delete a large batch shortly before it expires.
+
+        Return the seconds until the next check.
+        """
         if fields.all <= LARGE:
             return DONE_S
         early_ms = min(EARLY_MS, fields.keep_ms // 10)

@@ -53,18 +53,18 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             to: Another topic, to which the messages are sent immediately. The topic must exist. A
                 message that the other topic refuses stays dead, and `RedriveResult.refused` counts
                 the reasons.
-            fresh: Whether to delete the steps of the messages (`Delivery.step`) and their cursors,
-                so that the whole work is repeated. Default: the next attempt continues the work.
-                With `to`, messages always lose their steps.
+            fresh: Whether to delete the recorded steps (`Delivery.step`) and the cursors of the
+                messages, so that handlers repeat the whole work. By default, the next attempt
+                continues the work. With `to`, the steps are always deleted.
             dry_run: Whether to only count the dead letters.
             rate: Maximum number of messages per second.
             progress: Function that is called with (done, all) during the work.
 
         Guarantee:
-            A message is dead or waiting, never both or neither. If the call is interrupted, run it
-            again: it continues with the remaining dead letters. With `to`, a letter is stored in
-            the other topic once, even after an interruption. After an interruption, some letters
-            may be marked as being moved. Repeat the call to complete the move of these letters.
+            A message is dead or waiting, never both or neither. If the call is interrupted, repeat
+            it: it continues with the remaining dead letters. With `to`, a letter is stored in the
+            other topic once, even after an interruption. Some letters may then be in the middle of
+            their move, and the repeated call completes this move.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -88,8 +88,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """Delete waiting messages or dead letters. Return the number of deleted messages.
 
         Messages in flight are not deleted. Waiting messages are deleted permanently. Dead letters
-        go to the trash, from which `restore` brings them back. A dead letter is counted as purged
-        when it is deleted from the trash.
+        go to the trash, from which `restore` brings them back. The count of purged messages
+        includes a dead letter only after its deletion from the trash.
 
         Args:
             topic: Name of the topic.
@@ -201,11 +201,12 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
 
         Returns:
             "redriven", "gone" (not a dead letter, or it died again meanwhile), "moving" (a redrive
-            to another topic moves it) or "unreadable". Except for "redriven", nothing was changed.
+            is moving it to another topic) or "unreadable". Unless the result is "redriven", nothing
+            was changed.
 
         Guarantee:
-            The change and the redrive are one step: a consumer gets the new body, or the dead
-            letter is still there as it was.
+            The change and the redrive are one step: either a consumer gets the new body, or the
+            dead letter is unchanged.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -226,7 +227,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """Return the dead letters of all topics grouped by cause, largest group first.
 
         Each group has the number of its dead letters in each topic. At most 1000 groups are
-        returned. Topics that this Redis user may not read are left out.
+        returned. Topics that this Redis user may not read are omitted.
 
         Args:
             filter: Filter that the dead letters must match.

@@ -72,7 +72,7 @@ def edit(
 def _record(
     context: TopicContext, fields: Record, body: Any, headers: Mapping[str, str] | None
 ) -> bytes:
-    """Return the edited record, without its acceptance number."""
+    """Return the edited record. Redis adds the acceptance number."""
     is_list = fields.flags & core_record.KIND == core_record.KIND
     number, data = fields.codec, fields.body
     if not isinstance(body, Unchanged):
@@ -100,7 +100,7 @@ def _record(
 
 
 def _codec_of(fields: Record) -> Codec:
-    """Return the codec that encodes the new body: the codec of the old body, uncompressed."""
+    """Return the codec for the new body: the codec of the old body, without compression."""
     number = fields.codec
     if number == Compressed.number:
         if codecs.is_encrypted(number, fields.body):

@@ -68,8 +68,8 @@ class Filter:
         type: Type of the messages.
         filter: Filter, or its text, for example error contains "timeout" and body.order>100.
         trashed_by: Job that put the letter into the trash.
-        died: Time of death of each of `ids`, in epoch ms, or None for any time. A letter that was
-            sent back and died again has another time of death, so the letter does not match.
+        died: Time of death of each of `ids`, in epoch ms, or None for any time. A dead letter that
+            was sent back and died again has another time of death, so it does not match.
     """
 
     def __init__(
@@ -130,21 +130,24 @@ class Filter:
         return self.filter is None or fits_filter(self.filter, member, now_ms)
 
     def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Load the large bodies of dead letters if a condition reads the body."""
+        """Load the offloaded bodies of dead letters if a condition reads the body."""
         if self.filter is None or not self.filter.needs_body:
             return members
         return (yield from reading.with_bodies(context, members))
 
 
 def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
-    """Return whether a message of a queue matches a filter."""
+    """Return whether a message matches a filter."""
     return wanted.matches(Letter(member), now_ms)
 
 
 def _matching(
     context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
-    """Return the ids of matching letters by slot, except letters that die during the search."""
+    """Return the ids of matching dead letters by slot.
+
+    Messages that die during the search are omitted.
+    """
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
@@ -280,7 +283,6 @@ def _move(
     dry_run: bool,
     progress: Progress | None,
 ) -> Flow[int]:
-    """Move dead letters into or out of the trash. Return how many matched, also in a dry run."""
     matched, done = sum(len(ids) for _, ids in matching), 0
     if dry_run:
         return matched

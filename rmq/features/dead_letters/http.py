@@ -51,14 +51,20 @@ from rmq.kernel.topic import filter as dead_letters_filter, reading
 
 
 class ExportQuery(Request):
-    """Selects dead letters to export. `cursor` is the cursor of the last received line."""
+    """Selects dead letters to export.
+
+    To continue an export, set `cursor` to the cursor of the last received line.
+    """
 
     filter: FilterText | None = None
     cursor: Annotated[str, Meta(max_length=100)] | None = None
 
 
 class TrashQuery(DeadQuery):
-    """Selects letters of the trash to list. An example of a filter: reason=failed and body.n=1."""
+    """Selects dead letters of the trash to list.
+
+    An example of a filter: reason=failed and body.n=1.
+    """
 
 
 class GroupsQuery(Request):
@@ -69,7 +75,7 @@ class GroupsQuery(Request):
 
 
 class CausesQuery(GroupsQuery):
-    """Also limits the number of dead letters that are examined."""
+    """Selects dead letters to group. Limits the number of groups and of examined dead letters."""
 
     scan: Annotated[int, Meta(ge=1, le=CAUSES_SCAN)] = CAUSES_SCAN
 
@@ -91,7 +97,7 @@ class Redrive(DeadLetterConditions):
 
 
 class Restore(LetterConditions):
-    """Letters of the trash to restore, by conditions or by the `job` that purged them."""
+    """Selects dead letters in the trash to restore, by conditions or by the purge in `job`."""
 
     job: JobText | None = None
     dry_run: bool = False
@@ -125,7 +131,7 @@ class Import(Request):
 
 
 class JobMatches(DeadLetterConditions):
-    """Conditions of a job whose messages are counted.
+    """Conditions of a job, to count the messages that it would change.
 
     Attributes:
         running: For a cancel, whether it also applies to messages in flight.
@@ -209,7 +215,7 @@ class DeadLetterGroups(Answer):
     """Dead letters by cause, largest group first.
 
     Attributes:
-        other: Number of dead letters in groups that are not listed.
+        other: Number of dead letters in further groups, which are not listed.
         total: Number of all counted dead letters.
         unread: Number of dead letters that were not read, because there are too many.
     """
@@ -252,7 +258,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
     """A dead letter in the format that `rmq dlq import` reads. Null fields are omitted.
 
     Attributes:
-        cursor: Cursor of an export that continues after this line.
+        cursor: Cursor with which an export continues after this line.
         codec: Number of the codec of the body, or null if the record cannot be read.
         body_base64: Body as the producer encoded it.
         bodies_base64: Encoded bodies of a merged message, which contains several bodies.
@@ -333,7 +339,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
 
 
 class Redriven(Answer):
-    """Numbers of dead letters: how many matched, were sent back, or could not be read.
+    """How many dead letters matched, were sent back, and could not be read.
 
     Attributes:
         refused: Number of letters that the other topic refused, by outcome. Refused letters stay
@@ -412,8 +418,9 @@ class Restored(Purged):
 async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Restored:
     """Restore dead letters from the trash. They keep the time at which they died.
 
-    If the `dead_retention` of a letter ends within 24 hours, the letter gets a later time of death.
-    It then stays for another 24 hours, or for the retention if the retention is shorter.
+    If the `dead_retention` of a dead letter ends within 24 hours, the dead letter gets a later time
+    of death. It then stays for another 24 hours, or for the `dead_retention` if this time is
+    shorter.
     """
     count = await context.admin.restore(
         path.topic, **body.given(), job=body.job, dry_run=body.dry_run
@@ -450,7 +457,7 @@ def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms
 
 
 def _body_of(letter: ImportedLetter, name: str) -> bytes:
-    """Return the encoded body of a letter, or the list of bodies of a merged message."""
+    """Return the encoded body of a dead letter, or the encoded bodies of a merged message."""
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
@@ -475,7 +482,7 @@ async def sample(
     wanted: LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
 ) -> list[StoredMessage]:
-    """Return a sample of matching letters: the oldest letters that a limited search finds."""
+    """Return a sample of matching dead letters: the oldest that a limited search finds."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
         page = await context.admin.dead_letters(
@@ -499,7 +506,6 @@ async def sample(
 
 
 def _filter_of(wanted: LetterConditions) -> dead_letters_filter.DeadLetterFilter | None:
-    """Return all conditions except the ids as one filter."""
     texts = []
     if wanted.reason is not None:
         texts.append(f'reason="{wanted.reason}"')
@@ -554,7 +560,6 @@ def line_of(message: Message) -> DeadLetterLine:
 
 
 def _bytes_of(line: DeadLetterLine) -> int:
-    """Return the total length of the bodies of a line."""
     return len(line.body_base64 or "") + sum(map(len, line.bodies_base64 or ()))
 
 

@@ -1,9 +1,9 @@
-"""Pages of dead letters: by cause, as a filtered list, and the trash. Actions on dead letters.
+"""Pages that list dead letters and the trash, and pages for actions on dead letters.
 
-An action needs two pages. The first page shows the number of matching letters, a few of these
-letters, and the equivalent command. The second page does the action. Both pages have a condition on
-the time of death, so the action applies only to letters that were dead when the first page was
-shown.
+An action needs two pages. The first page shows the number of matching dead letters, a few examples,
+and the equivalent command. The second page does the action. The action applies only to messages
+that were dead when the first page was shown, because both pages have a condition on the time of
+death.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RESTORE_S = 10.0
 
 @PAGES.get("/dead-letters")
 async def topics_with_dead_letters(request: PageRequest) -> View:
-    """List the topics that have dead letters, largest number first."""
+    """List the topics that have dead letters. Topics with the most dead letters are first."""
     every = await all_figures(request)
     found = [each for each in every if each.get("dead") or each.get("trash")]
     found.sort(key=lambda each: (-each.get("dead"), each.name))
@@ -58,7 +58,10 @@ async def topics_with_dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/dead-letters/causes")
 async def causes(request: PageRequest) -> View:
-    """Show the dead letters of all topics by cause. A long count runs in the background."""
+    """Show the dead letters of all topics by cause.
+
+    If counting takes long, it runs in the background.
+    """
 
     async def count(reading: LongReading) -> DeadLetterGroups:
         return await request.context.admin.dead_letter_causes(progress=reading.progress)
@@ -107,7 +110,7 @@ async def dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/groups")
 async def groups(request: PageRequest) -> View:
-    """Show dead letters by cause. While a long count continues, the page waits and refreshes."""
+    """Show dead letters by cause. Until counting has ended, the page refreshes itself."""
 
     async def count(reading: LongReading) -> DeadLetterGroups:
         return await request.context.admin.dead_letter_groups(
@@ -143,7 +146,10 @@ async def trash(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
 async def ask_act(request: PageRequest) -> View | Redirect:
-    """Show the effect of an action before it is done. A long count runs in the background."""
+    """Show the effect of an action before it is done.
+
+    If counting takes long, it runs in the background.
+    """
     verb = _verb(request)
     if verb == "purge":
         request.context.require(Role.ADMIN)
@@ -188,7 +194,7 @@ async def ask_act(request: PageRequest) -> View | Redirect:
 
 @PAGES.post("/topics/{topic}/dead-letters/{verb}")
 async def act(request: PageRequest) -> Redirect:
-    """Start a job that redrives or purges selected letters, or restore letters from the trash."""
+    """Start a job that redrives or purges selected dead letters, or restore them from the trash."""
     verb = _verb(request)
     conditions = _conditions(request)
     if verb == "restore":
@@ -276,7 +282,7 @@ async def _edit_view(request: PageRequest, mistake: str = "") -> View:
 
 
 def _editable(message: Message) -> tuple[str, str]:
-    """Return how a body can be edited ("json", "text" or "" for not at all), and its text."""
+    """Return how a body can be edited ("json", "text", or "" if it is fixed), and its text."""
     if isinstance(message.body, bytes) and not message.unreadable:
         text = message.body.decode(errors="replace")
         is_plain = text.encode() == message.body and seen(text) == text and "\r" not in text
@@ -308,13 +314,13 @@ def _verb(request: PageRequest) -> str:
 
 
 def _bounded(text: str, moment: datetime) -> str:
-    """Add a condition to a filter, so that letters which die after this moment do not match."""
+    """Add a condition to a filter, so that messages which die after this moment do not match."""
     bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
     return f"({text}) and {bound}" if text else bound
 
 
 def _conditions(request: PageRequest) -> dict[str, Any]:
-    """Return the letters that the form selects: by their ids, or by a filter."""
+    """Return the conditions that the form contains: ids of dead letters, or a filter."""
     ids = request.form.get("ids", "").split()
     text = request.form.get("filter", "").strip()
     if (
@@ -334,7 +340,7 @@ def _conditions(request: PageRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """Number of matching letters, whether the count is complete, and a few letters."""
+    """The number of matching dead letters, whether the count is complete, and a few examples."""
 
     count: int
     is_all: bool
@@ -344,7 +350,7 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count matching letters within the time limit of a page."""
+    """Count matching dead letters within the time limit of a page."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]
@@ -378,7 +384,7 @@ async def _counted(
 
 
 def _moment(text: str | None) -> datetime:
-    """Parse the time at which the page was shown. Letters that died later are ignored."""
+    """Parse the time at which the page was shown. Messages that died later are ignored."""
     try:
         moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:
@@ -409,7 +415,7 @@ def read_rate(text: str) -> float:
 
 
 def _words(found: list[web_message.StoredMessage]) -> str:
-    """Return suggestions for a filter, one line per field: its name, and its values on the page."""
+    """Return suggestions for a filter: for each field, its name and its values on the page."""
     values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
 
     def add(name: str, value: str) -> None:

@@ -99,9 +99,10 @@ class _Tallies:
         self, context: TopicContext, wanted: DeadLetterFilter | None, now_ms: int, most: float,
         progress: Callable[[int], None],
     ) -> Flow[int]:  # fmt: skip
-        """Count the matching dead letters of a topic. Return how many were examined.
+        """Count the matching dead letters of a topic.
 
-        `most` is the approximate maximum of this number. `progress` gets it after each page.
+        Return how many were examined, about `most` at most. After each page, `progress` is called
+        with the number of examined dead letters.
         """
         reader, looked_at = Reader(context, Position()), 0
         while looked_at < most and (read := (yield from reader.read())):
@@ -159,8 +160,8 @@ def causes(
 ) -> Flow[DeadLetterGroups]:
     """Count the matching dead letters of all topics by fingerprint, in pages.
 
-    Topics with few dead letters are read first, so that a limit leaves out letters of the largest
-    topics only. Topics that cannot be read are left out.
+    Topics with few dead letters are read first, so a limit omits only dead letters of the largest
+    topics. Topics that cannot be read are omitted.
     """
     check_int(scan, "scan", 1, CAUSES_MAX)
     names = yield from overview.topics(prefix)
@@ -198,7 +199,7 @@ class DeadLetterPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in a topic's dead letters: after one of the letters, or at the beginning."""
+    """A position in a topic's dead letters: after one of them, or at the beginning."""
 
     slot: int = 0
     place: MemberPosition | None = None
@@ -225,7 +226,7 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
 
 
 class Reader:
-    """Reads dead letters with several calls to Redis, from a position to the end of the topic."""
+    """Reads the dead letters of a topic in pages, from a position to the end."""
 
     def __init__(self, context: TopicContext, start: Position) -> None:
         self._readers = deque(
@@ -234,7 +235,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return the next dead letters, about the number in `most`, or an empty list at the end."""
+        """Return about `most` further dead letters, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:

@@ -1,11 +1,10 @@
 """Redrive dead letters to another topic. Each letter is stored once, despite interruptions.
 
-The slots of two topics cannot change in one step, so a redrive has three steps. First, the letter's
-slot marks the letter as held, with a token. Then the other topic stores the letter and records the
-token. Finally, the slot removes the letter. A process that finds a held letter continues with the
-same token. docs/decisions/0045-redrive-to-another-topic.md explains why these steps are enough.
-
-The module also builds the record that a dead letter gets in the other topic.
+The slots of two topics cannot change in one step, so a redrive has three steps. First, the slot of
+the dead letter marks it as held, with a token. Then the other topic stores the message and records
+the token. Finally, the slot removes the dead letter. A process that finds a held dead letter
+continues with the same token. docs/decisions/0045-redrive-to-another-topic.md explains why these
+steps are enough. The module also builds the record that the other topic stores.
 """
 
 from __future__ import annotations
@@ -89,9 +88,9 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
     """Open the topic to which dead letters are moved, and return its context.
 
     Raises:
-        InvalidValue, InvalidType: The name is not valid, or names the topic of the letters. Also
-            raised if the other topic has groups, and its number of slots would put messages of one
-            group into two slots.
+        InvalidValue, InvalidType: The name is not valid, or names the topic of the dead letters.
+            Also raised if the other topic has groups, and its number of slots would spread one
+            group over two slots.
         TopicNotFound: The topic does not exist.
     """
     target = yield from open_other(context, to)
@@ -139,7 +138,7 @@ class Redrive:
         return letters
 
     def _move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move as many of these dead letters as fit into one call, beginning with the first."""
+        """Move the first of these dead letters, as many as fit into one call."""
         slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
@@ -186,7 +185,7 @@ class Redrive:
     def _note_moved(
         self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
     ) -> Flow[None]:
-        """Count a letter as moved if it is gone here and the other topic has recorded it."""
+        """Count a dead letter as moved if it is gone here and the other topic has recorded it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return
@@ -214,12 +213,12 @@ class Redrive:
 
 
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
-    """Return the slot of the other topic for a letter, so that ordered messages stay in order.
+    """Return the slot of the other topic for a dead letter.
 
-    All messages that must stay in order get the same slot. If both topics have the same number of
-    slots, or if the number of the other topic divides the number of this topic, the result is also
-    the slot that the group or the slot basis of the message chooses. For ids that come from a dedup
-    key, the number of slots is the number at the topic's creation.
+    All messages that must stay in order get the same slot. It is also the slot for the message's
+    group or slot basis, in two cases: both topics have the same number of slots, or the other
+    topic's number is a divisor of this topic's number. If the id is derived from a dedup key, the
+    number of slots is the number at the creation of the topic.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
@@ -248,8 +247,8 @@ def send(
 ) -> Flow[ArrivalReply]:
     """Store messages in a slot of the other topic, which may be resized during the call.
 
-    The result has a character for each message. The character is `n` if the message is stored with
-    less durability than the topic requires. `notes_refusals`: whether a refusal is final.
+    The result has a character for each message, for example `n` for stored with less durability
+    than the topic requires. `notes_refusals`: whether a refusal is final.
     """
     times = 0
     while True:

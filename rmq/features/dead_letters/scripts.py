@@ -26,8 +26,8 @@ def redrive(
     """Send dead letters back. Return a character for each: `1` sent, `0` not dead, `x` unreadable.
 
     Messages that died after `died_by_ms` count as not dead. `fresh` says whether to delete the
-    steps of the messages. `edited` is the new record of a single letter, without the acceptance
-    number.
+    recorded steps of the messages. `edited` is the new record of a single message, without the
+    acceptance number.
     """
     return Command(
         script_loader.load("redrive"),
@@ -55,7 +55,7 @@ class DropExpiredReply(NamedTuple):
 def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
-    """Examine a page of waiting messages: drop the expired ones, or make them dead letters."""
+    """Examine a page of waiting messages. Drop the expired messages, or make them dead letters."""
     return Command(
         script_loader.load("drop_expired"),
         (
@@ -121,7 +121,7 @@ class HeldLetter(NamedTuple):
 
 
 class HoldReply(NamedTuple):
-    """The reply to the script `redrive_hold`: a character for each id, and the held letters."""
+    """The reply to the script `redrive_hold`: a character for each id, and the held messages."""
 
     now_ms: int
     letters: str
@@ -144,7 +144,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalReply(NamedTuple):
-    """The reply to the script `redrive_send`: a character for each arrival."""
+    """The reply to the script `redrive_send`: a character for each dead letter."""
 
     now_ms: int
     letters: str
@@ -203,10 +203,10 @@ def redrive_send(
 def redrive_settle(
     keys: SlotKeys, session: ReplaySession, outcomes: Sequence[tuple[bytes, bool]]
 ) -> Command[str]:
-    """Remove letters that another topic has stored, and release letters that the topic refused.
+    """Remove dead letters that another topic has stored, and release those it refused.
 
-    Return a character for each: `1` removed, `r` released, `0` no longer held. For each letter,
-    `outcomes` has the entry passed to redrive_send, and whether the letter was stored.
+    Return a character for each: `1` removed, `r` released, `0` no longer held. For each dead
+    letter, `outcomes` has the entry passed to redrive_send, and whether the message was stored.
     """
     pairs = [part for entry, ok in outcomes for part in (entry, "s" if ok else "r")]
     return Command(

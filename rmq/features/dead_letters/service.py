@@ -1,8 +1,8 @@
 """Expire waiting messages in topics without consumers: drop them or make them dead letters.
 
-Consumers expire the messages that they would receive. No index lists the messages that expire, so
-this service reads the waiting messages of a slot, a limited number at a time. It reads a slot again
-only when new messages have arrived, or when the first remaining message expires.
+In other topics, consumers expire the messages that they would receive. There is no index of expiry
+times, so this service reads the waiting messages of a slot, a limited number at a time. It reads a
+slot again only when new messages have arrived, or when the first remaining message expires.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Expire messages in slots from which no consumer has received messages recently."""
+    """Expires messages in slots from which no consumer has received messages recently."""
 
     name = "expiry"
     every_s = EVERY_S
@@ -89,7 +89,10 @@ class Expiry(SurveyedService):
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
-        """Start or continue to read a slot for expired messages. Return how many had expired."""
+        """Search a slot for expired messages, or continue the search.
+
+        Return how many messages had expired.
+        """
         one = self._passes.setdefault((name, index), _SlotPass())
         if slot["delivered"] != one.delivered:
             is_new = one.delivered < 0 and not slot["in_flight"]

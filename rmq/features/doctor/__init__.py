@@ -1,1 +1,1 @@
-"""The doctor: checks of a Redis and of its topics. It changes nothing."""
+"""The doctor: checks of Redis and its topics, which change nothing."""

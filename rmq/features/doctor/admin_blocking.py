@@ -17,8 +17,8 @@ class DoctorAdmin(AdminPart):
         """Check Redis and all topics, and change nothing. Return the findings, most serious first.
 
         `rmq doctor` and the page "Problems" of the console show the first ten of these findings
-        that are warnings or errors. If this Redis user lacks a right that a check needs, the
-        finding is "skipped", with the reason.
+        that are warnings or errors. If this Redis user lacks a right that a check needs, the result
+        of the check is "skipped", with the reason.
 
         Args:
             only: Names of the checks to make, as `rmq doctor --list` shows them. Default: all

@@ -39,7 +39,7 @@ def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
     command that fixes it. Commands in capitals are for redis-cli. docs/runbook.md has a section for
     each check. With --all, --only or --json, all findings are shown. Exit code 1 means that there
     are errors. Exit code 4 means that there are warnings and no errors. If this Redis user lacks a
-    right that a check needs, the check is skipped and gives the reason.
+    right that a check needs, the check is skipped, and the command prints the reason.
     """
     common = common_options()
     if list_only:
@@ -66,7 +66,7 @@ def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
 
 
 def _print_list(findings: list[Finding], is_whole: bool) -> None:
-    """Print all findings, or only the worst problems, with the number of findings left out."""
+    """Print all findings, or only the worst problems and the number of omitted findings."""
     shown = findings if is_whole else problems(findings)[:PROBLEMS_MOST]
     for finding in shown:
         _print(finding)
@@ -84,7 +84,7 @@ def _print_list(findings: list[Finding], is_whole: bool) -> None:
 
 
 def _since(finding: Finding) -> str:
-    """Return the start of a problem for the end of its evidence."""
+    """Return text that says since when a problem exists. The text follows the evidence."""
     if finding.since is None:
         return ""
     ago = text.span((datetime.now(UTC) - finding.since).total_seconds() * 1000)

@@ -92,7 +92,7 @@ def _copies(topic: TopicOverview) -> int:
 
 
 def replication(look: Look) -> Flow[list[Sight]]:
-    """Check replicas, and whether enough of them work for the sends that wait for replicas."""
+    """Check replicas, and whether enough replicas work for topics whose sends wait for replicas."""
     topics, found = (yield from look.topics()), []
     needed = max(map(_copies, topics), default=0)
     names = [topic.name for topic in topics if needed and _copies(topic) == needed]

@@ -40,7 +40,7 @@ class Check(NamedTuple):
         about: Subject of the check.
         run: Function of the check.
         alerts: Alerts of docs/monitoring/alerts.yml about the same problem. docs/runbook.md has a
-            section for each of them. Without alerts, the section has the name of the check.
+            section for each of them. If there is no alert, the section has the name of the check.
     """
 
     name: str
@@ -175,7 +175,7 @@ def _finding(check: Check, sight: Sight) -> Finding:
 
 
 def with_first_seen(prefix: str, findings: list[Finding]) -> Flow[list[Finding]]:
-    """Add the times at which `rmq server` first saw problems whose start Redis does not store."""
+    """Add the start of problems, as `rmq server` saw it, if Redis stores no start."""
     unknown = [each for each in problems(findings) if each.since is None]
     if not unknown:
         return findings

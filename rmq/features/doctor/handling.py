@@ -69,7 +69,7 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
 
 
 def failures(look: Look) -> Flow[list[Sight]]:
-    """Check for topics of which most deliveries of the last ten minutes failed."""
+    """Check for topics in which most deliveries of the last ten minutes failed."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if _unsettled(topic) > 0]
     topics = sorted(topics, key=_unsettled, reverse=True)[:LOOKED_MOST]
@@ -104,7 +104,7 @@ def failures(look: Look) -> Flow[list[Sight]]:
 
 
 def _unsettled(topic: TopicOverview) -> int:
-    """Return how many deliveries of a topic ended without success, since its creation."""
+    """Return how many deliveries of a topic have ended without success since its creation."""
     counts = topic.total
     return counts["delivered"] - counts["settled"] - counts["in_flight"]
 
@@ -182,7 +182,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 
 def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
-    """Return when the first message of a topic died after a time."""
+    """Return the time of the first death in a topic after a time."""
     peek = partial(topic_scripts.peek, queue="dead", low=str(since_ms), limit=1, records=False)
     found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MOST]])
     return min((member.score for members in found for member in members), default=None)
@@ -256,7 +256,7 @@ def workers(look: Look) -> Flow[list[Sight]]:
 
 
 def server(look: Look) -> Flow[list[Sight]]:
-    """Check whether an `rmq server` leads."""
+    """Check whether one `rmq server` is the leader."""
     leader: bytes | None = yield RawCommand("GET", "GET", leader_key(look.prefix))
     if leader is None:
         text = "no rmq server leads: nobody keeps samples, nor deletes old dead letters"

@@ -73,7 +73,7 @@ def problems(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Sight(NamedTuple):
-    """The result of a check. `Finding` adds the name of the check, and explains the fields."""
+    """The result of a check, without the name of the check. `Finding` explains the fields."""
 
     severity: Severity
     evidence: str
@@ -93,9 +93,9 @@ def of_topic(
 
 
 class Clock(NamedTuple):
-    """The clock of a master, and how far the master's clock is ahead of the local clock.
+    """The time of a master, and how far its clock is ahead of the local clock.
 
-    The difference is accurate to half a round trip.
+    The difference is accurate to half of a round trip.
     """
 
     address: str  # empty if there is only one server
@@ -271,7 +271,7 @@ class Look:
 
 
 def at(addresses: list[str]) -> str:
-    """Return addresses as text for the beginning of a line, or "" if there is only one server."""
+    """Return the addresses of servers to begin a line, or "" if there is only one server."""
     return f"{some(addresses)}: " if any(addresses) else ""
 
 
@@ -281,7 +281,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def some(names: list[str], most: int = 3) -> str:
-    """Return text with the first names of a list, and the number of further names."""
+    """Return a text that has the first names of a list, and the number of further names."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
@@ -305,7 +305,7 @@ def as_one(sights: list[Sight]) -> list[Sight]:
 
 
 def worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
-    """Join results of the same kind, sorted by their number, largest first."""
+    """Sort results of the same kind by their number, largest first, and join them into one."""
     return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
 
 

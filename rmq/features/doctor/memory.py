@@ -61,7 +61,7 @@ def limit(look: Look) -> Flow[list[Sight]]:
 
 
 def _packed(settings: dict[str, str]) -> list[Sight]:
-    """Return a finding for each limit of listpack encodings that is too high on a server."""
+    """Return a result for each server on which a limit of listpack encodings is too high."""
     found = []
     for name, text in settings.items():
         kind, is_value = name.partition("-")[0], name.endswith("-value")

@@ -61,7 +61,7 @@ def _sections() -> list[tuple[str, list[str]]]:
 
 
 def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
-    """Return the buttons for a problem: the act of its command if it is safe, and its page."""
+    """Return the buttons for a problem: to run its command if that is safe, to open its page."""
     topic, subject = finding.topics[0] if finding.topics else "", finding.subject
     verbs = tuple(shlex.split(finding.fix)[1:3])
     acts = {

@@ -16,7 +16,7 @@ READ = ("redis_version", "role", "maxmemory", "aof_enabled", "connected_clients"
 
 
 class _Probe(NamedTuple):
-    """A command to try, and what RMQ cannot do if the server refuses it."""
+    """A command to try, and the effect on RMQ if the server refuses the command."""
 
     name: str
     words: tuple[Any, ...]
@@ -24,7 +24,7 @@ class _Probe(NamedTuple):
 
 
 def restrictions(look: Look) -> Flow[list[Sight]]:
-    """Check for refused commands and low limits, with which RMQ still works but does less."""
+    """Check for refused commands and low limits that disable a part of RMQ."""
     found = []
     for probe in _probes(look.prefix):
         refusal = yield from _refusal(look, probe)
@@ -89,7 +89,7 @@ def _a_topic(look: Look) -> Flow[str]:
 def _limits(look: Look) -> Flow[list[str]]:
     """Describe how many connections and databases the server allows.
 
-    Return nothing if the limits cannot be read.
+    If the limits cannot be read, return an empty result.
     """
     found = []
     for info in (yield from _infos(look)):

@@ -90,7 +90,10 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return slots with messages, fullest first. `count` is the name of the count to sort by."""
+    """Return the slots that have messages, fullest first.
+
+    The argument `count` names the count to sort by.
+    """
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
@@ -200,7 +203,7 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def blocked_heads(look: Look) -> Flow[list[Sight]]:
-    """Check for ordered slots that wait for one message, and find the handler of this message."""
+    """Check for ordered slots in which one message blocks all others, and find its handler."""
     now_ms = yield from look.now_ms()
     runs = [
         (run.topic, MessageId.parse(run.id).slot, worker, run)
@@ -360,7 +363,7 @@ def paused(look: Look) -> Flow[list[Sight]]:
 
 
 def pending(look: Look) -> Flow[list[Sight]]:
-    """Check for follow-ups that have waited long for their topic, or whose topic is missing."""
+    """Check for follow-ups that have been pending for long, or whose target topic is missing."""
     found = list[tuple[float, Sight]]()
     topics = yield from look.topics()
     names = {topic.name for topic in topics}
@@ -387,7 +390,7 @@ def pending(look: Look) -> Flow[list[Sight]]:
 
 
 def _with_groups(look: Look) -> Flow[list[TopicOverview]]:
-    """Return the topics with groups, those with most messages first."""
+    """Return the topics that have groups. Topics with the most messages are first."""
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
     return sorted(topics, key=lambda topic: -topic.total["records"])
 
@@ -445,10 +448,11 @@ def _died_ms(topic: TopicOverview, id: MessageId | None) -> Flow[float | None]:
 
 
 def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
-    """Return the group that may have the most held messages of a topic, and their number.
+    """Return the group that probably has the most held messages, and their number.
 
-    The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So a group
-    with more than half of all held messages includes the message in the middle of the fullest slot.
+    The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So if a
+    group has more than half of the held messages, the message in the middle of the fullest slot
+    belongs to it.
     """
     index = max(range(len(topic.slots)), key=lambda slot: topic.slots[slot]["priority"])
     keys = topic.context.slots[index]
@@ -491,7 +495,10 @@ def resizes(look: Look) -> Flow[list[Sight]]:
 def _resize(
     topic: TopicOverview, resizing: Resizing, for_ms: int, may_wait: bool, leader: bytes | None
 ) -> Sight:
-    """Return the finding for a resize, by its age, its older messages, and the running servers."""
+    """Return the result for a resize.
+
+    It depends on the resize's age, its older messages, and the running servers.
+    """
     slots = topic.settings.slots
     text = f"resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
     command = f"rmq topic resize {topic.name} {slots}"
@@ -509,7 +516,7 @@ def _resize(
 
 
 def schedules(look: Look) -> Flow[list[Sight]]:
-    """Check for schedules whose time has passed without a message."""
+    """Check for schedules that have sent no message although their time has passed."""
     listed = {each.topic for each in (yield from scheduled.read(look.prefix))}
     topics = [topic for topic in (yield from look.topics()) if topic.name in listed]
     if not topics:

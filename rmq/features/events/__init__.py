@@ -1,1 +1,1 @@
-"""Signal events over the command line and over HTTP, and deliver what other processes have left."""
+"""Signal events with the command line and over HTTP, and deliver events of processes that died."""

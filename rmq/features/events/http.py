@@ -17,7 +17,7 @@ class Signal(Request):
     Attributes:
         key: Key of the event, 1 to 255 bytes.
         body: Body of the event. A handler finds it in `d.event.body`.
-        keep: For how long the event is kept for messages that begin to wait later, in seconds.
+        keep: Number of seconds for which the event is kept for messages that begin to wait later.
     """
 
     key: str

@@ -8,7 +8,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Events(SurveyedService):
-    """Delivers signalled events to suspended messages, if the process that signalled has died.
+    """Delivers signalled events to suspended messages if the process that signalled them has died.
 
     If no topic has suspended messages, it sends no command.
     """
@@ -21,7 +21,10 @@ class Events(SurveyedService):
         self._prefix = prefix
 
     def run_once(self) -> int:
-        """Deliver the events that are left. Return the number of messages that got one."""
+        """Deliver events that dead processes left.
+
+        Return the number of messages that got an event.
+        """
         if not any(topic.total["suspended"] for topic in self._survey.topics.values()):
             return 0
         return self._transport.run(deliver_pending(self._prefix))

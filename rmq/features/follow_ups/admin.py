@@ -28,13 +28,13 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
         """Send the pending follow-ups of a topic now. Return how many are no longer pending.
 
         Consumers and servers do this every few seconds. Follow-ups for targets that are paused or
-        full stay pending. A follow-up that its target refuses permanently becomes a dead letter of
-        `topic`.
+        full stay pending. If a target refuses a follow-up permanently, the follow-up becomes a dead
+        letter of `topic`.
         """
         return await self._run(flows.send(self._context(topic)))
 
     async def pending_drop(self, topic: str, target: str, *, dry_run: bool = False) -> int:
-        """Delete the pending follow-ups of a topic for one target. Return the number of follow-ups.
+        """Delete the pending follow-ups that a topic has for one target. Return their number.
 
         Args:
             topic: Name of the topic whose messages were acked.

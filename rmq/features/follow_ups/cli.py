@@ -57,7 +57,7 @@ def send(topic: str) -> None:
 @DRY_RUN
 @YES
 def drop(topic: str, target: str, dry_run: bool, yes: bool) -> None:
-    """Delete the pending follow-ups of TOPIC for the topic TARGET, for good.
+    """Permanently delete the follow-ups of TOPIC that are pending for the topic TARGET.
 
     You must first type the name of the topic to confirm.
     """

@@ -13,7 +13,7 @@ PATH = "/topics/{topic}/pending"
 
 
 class PendingDrop(Request):
-    """A target topic whose pending follow-ups are deleted.
+    """Selects the pending follow-ups to delete, by their target topic.
 
     Attributes:
         target: Name of the topic that would get the follow-ups.
@@ -27,7 +27,7 @@ class PendingDrop(Request):
 
 
 class Pending(Answer):
-    """Pending follow-ups from one slot for another slot, as in `rmq pending ls`.
+    """Pending follow-ups from one slot for another slot, with the fields of `rmq pending ls`.
 
     Attributes:
         slot: Index of the slot whose acks stored the follow-ups.
@@ -73,7 +73,7 @@ async def send_pending(context: RequestContext, path: TopicPath, body: Nothing) 
 
 @TABLE.post(PATH + "/drop", role=Role.ADMIN)
 async def drop_pending(context: RequestContext, path: TopicPath, body: PendingDrop) -> PendingCount:
-    """Delete the pending follow-ups of a topic for one target."""
+    """Delete the pending follow-ups that a topic has for one target."""
     check_confirm(body.confirm, path.topic)
     count = await context.admin.pending_drop(path.topic, body.target, dry_run=body.dry_run)
     return PendingCount(count=count)

@@ -7,11 +7,11 @@ from rmq.kernel.follow_ups.sweep import SWEEP_S, sweep
 
 
 class FollowUps(SurveyedService):
-    """Does what processes that died have left in topics, also in topics without consumers.
+    """Finishes the work of processes that died, even in topics without consumers.
 
     It sends follow-ups, reports the ends of batch members, and registers suspended messages with
     their events. The server regularly reads the counts of all topics. This service handles only
-    topics whose counts show such work. Without any, it sends no command.
+    topics whose counts show such work. If no topic has such work, the service sends no command.
     """
 
     name = "follow_ups"

@@ -29,12 +29,12 @@ class AsyncGroupAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            sort: Order of the groups. First are the groups with the most held messages ("held"),
-                with the oldest held message ("oldest"), with the most admitted messages ("out"), or
-                the groups that are paused or held by a dead letter ("stopped"). "name" sorts by
-                name.
+            sort: Order of the groups. "held" puts groups with the most held messages first,
+                "oldest" groups with the oldest held message, and "out" groups with the most
+                admitted messages. "stopped" puts groups first that are paused or held by a dead
+                letter. "name" sorts by name.
             limit: Maximum number of groups, 1 to 10 000.
-            skip: Number of groups to leave out at the beginning, for example the groups of earlier
+            skip: Number of groups to omit at the beginning, for example the groups of earlier
                 pages.
             scan: Maximum number of groups to examine. If the topic has more groups, the result
                 covers only the examined groups.
@@ -46,11 +46,14 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.groups(self._context(topic), sort, limit, skip, scan))
 
     async def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
-        """Return the state of a group, or None if it has no admitted message and is not stopped.
+        """Return the state of a group.
+
+        Return None if the group has no admitted message and is not stopped.
 
         After a resize, a group may have messages in several slots, and `groups` lists the group
-        once for each slot. This method returns the state in the slot in which the group is stopped,
-        or else in the slot with the most held messages.
+        once for each slot. This method returns the state in the slot in which the group is stopped.
+        If no slot has stopped the group, it returns the state in the slot with the most held
+        messages.
 
         Args:
             topic: Name of the topic.

@@ -79,9 +79,10 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
-    """Return a group, or None if it has no admitted message and is not stopped.
+    """Return the state of a group.
 
-    `id` is a message of the group. The attribute `ahead` of the result then refers to this message.
+    Return None if the group has no admitted message and is not stopped. With the `id` of a message,
+    the attribute `ahead` of the result counts the held messages before this message.
     """
     yield from _open(context)
     check_group(name)
@@ -103,7 +104,10 @@ def group_pause(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
-    """End a group's pause or its hold by a dead letter. Return whether the group was stopped."""
+    """Resume a group that is paused or held by a dead letter.
+
+    Return whether the group was stopped.
+    """
     yield from _open(context)
     commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
     return any((yield from pipeline(commands)))
@@ -112,7 +116,7 @@ def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead
 def group_purge(
     context: TopicContext, name: str, dry_run: bool, progress: Progress | None
 ) -> Flow[int]:
-    """Delete all waiting messages of a group. Return how many there were, also in a dry run."""
+    """Delete all waiting messages of a group. Return their number, also in a dry run."""
     yield from _open(context)
     waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
@@ -143,7 +147,7 @@ def group_purge(
 def _ids_in(
     keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
 ) -> Flow[list[bytes]]:
-    """Return ids of a group's messages from these ranges of scores, up to a maximum number."""
+    """Return ids of a group's messages whose scores are in these ranges, up to a maximum number."""
     reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
     while most is None or len(ids) < most:
         members = yield from reader.read()
@@ -174,7 +178,7 @@ def _open(context: TopicContext) -> Flow[None]:
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
     """Return the slots that may have messages of a group.
 
-    For each number of slots that the topic has had, the group belongs to one slot.
+    A group has one slot for each number of slots that the topic has had.
     """
     check_group(name)
     numbers = context.settings.slot_numbers

@@ -30,7 +30,7 @@ SCAN = 20_000  # groups that a request examines
 
 
 class GroupsQuery(Request):
-    """Selects groups to list: their order, their number, and the number of groups to skip."""
+    """Selects groups to list: how to sort them, how many to list, and how many to skip."""
 
     sort: Sort = "held"
     limit: Limit = 100
@@ -38,7 +38,10 @@ class GroupsQuery(Request):
 
 
 class GroupQuery(Request):
-    """A group, and optionally a message of the group, to which `ahead` refers."""
+    """Selects a group.
+
+    `ahead` in the response then counts the held messages before the message in `id`.
+    """
 
     group: Text
     id: MessageIdText | None = None
@@ -153,7 +156,10 @@ async def release_group(context: RequestContext, path: TopicPath, body: GroupBod
 
 @TABLE.post(PATH + "/purge", role=Role.ADMIN)
 async def purge_group(context: RequestContext, path: TopicPath, body: GroupPurge) -> GroupPurged:
-    """Delete the waiting messages of a group, but no messages in flight and no dead letters."""
+    """Delete the waiting messages of a group.
+
+    Messages in flight and dead letters are not deleted.
+    """
     check_confirm(body.confirm, path.topic)
     count = await context.admin.group_purge(path.topic, body.group, dry_run=body.dry_run)
     return GroupPurged(count=count)

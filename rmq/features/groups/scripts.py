@@ -32,8 +32,8 @@ class GroupState(NamedTuple):
         paused: Whether the group is paused, until it is resumed.
         is_held: Whether a dead letter stopped the group, until it is released.
         weight: Weight of the group: its share of deliveries, relative to other groups.
-        share_key: Share key: groups with the same key get one share of deliveries together. None if
-            the group has a share of its own.
+        share_key: Share key. All groups with the same key get one share of deliveries together.
+            None if the group has its own share.
         message: Id of the admitted message, if the topic admits one message of a group at a time.
         retried: Time of the retry of `message`, or None.
         in_flight: Whether `message` is in flight.
@@ -92,7 +92,10 @@ class GroupsReply(NamedTuple):
 def groups(
     keys: SlotKeys, cursor: bytes = b"0", *, name: str | None = None, id: bytes | None = None
 ) -> Command[GroupsReply]:
-    """Read a page of the groups of a slot, or one group and the position of one of its messages."""
+    """Read a page of the groups of a slot.
+
+    Or read one group, and the position of one of its messages.
+    """
 
     def parse(reply: list[Any]) -> GroupsReply:
         ahead = reply[2] if reply[2] >= 0 else None
@@ -139,7 +142,10 @@ def group_pause(keys: SlotKeys, name: str) -> Command[int]:
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """End a group's pause or its hold by a dead letter. Return whether the group was stopped."""
+    """Resume a group that is paused or held by a dead letter.
+
+    Return whether the group was stopped.
+    """
     return Command(
         script_loader.load("group_resume"),
         (keys.slot, keys.store),

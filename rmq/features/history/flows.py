@@ -1,7 +1,7 @@
 """Read acked messages from the history of a topic, and find positions in it.
 
-`lua/lib/history/history.lua` describes how a slot keeps acked messages. Only plain commands read
-them, so a reader costs workers nothing.
+`lua/lib/history/history.lua` describes how a slot keeps acked messages. Plain commands read the
+acked messages, so a reader does not slow down workers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AckedMessage:
     Attributes:
         id: Message id.
         slot: Index of the message's slot.
-        entry: The message's place in the history of the slot.
+        entry: Position of the message in the history of the slot.
         record: The message as Redis stores it.
     """
 
@@ -69,7 +69,7 @@ class AckedMessage:
 
     @cached_property
     def body(self) -> Any:
-        """The decoded body; of a message that collects bodies, a list of them.
+        """The decoded body, or a list of bodies if the message collected several bodies.
 
         Raises:
             DecodeError: The body cannot be decoded, or its object cannot be read from the store.
@@ -102,8 +102,8 @@ class HistoryPage(NamedTuple):
 
     Attributes:
         messages: The messages, in the order of their acks within each slot.
-        position: Position behind this page, for the parameter `after` of the next call.
-        is_last: Whether the history has no further message in the range now.
+        position: Position after this page. Pass it as `after` to the next call.
+        is_last: Whether the requested range has no further message now.
     """
 
     messages: list[AckedMessage]
@@ -115,8 +115,8 @@ class HistoryState(NamedTuple):
     """The size of a topic's history.
 
     Attributes:
-        entries: Number of acks. An ack of a batch has up to 100 messages.
-        bytes: Memory that they need in Redis, about.
+        entries: Number of acks. One ack of a batch contains up to 100 messages.
+        bytes: Approximate memory that the history uses in Redis.
         oldest: Time of the first ack that is kept, or None if the history is empty.
     """
 
@@ -133,7 +133,7 @@ class _SlotState(NamedTuple):
 
 
 def _parse(text: object, name: str = "position") -> Entry:
-    """Return an entry as numbers that can be compared."""
+    """Convert the id of an entry to numbers that can be compared."""
     ms, dash, seq = text.partition("-") if isinstance(text, str) else ("", "", "")
     if not (dash and ms.isdecimal() and seq.isdecimal() and len(text) < 41):  # type: ignore[arg-type]
         raise InvalidValue(f"{name}: {text!r:.60}; give the position of a page unchanged")
@@ -158,7 +158,7 @@ def _state_command(context: TopicContext, index: int) -> Command[_SlotState]:
 def _entries_command(
     context: TopicContext, index: int, after: Entry, upto: str, count: int
 ) -> Command[list[list[AckedMessage]]]:
-    """Read entries of a slot. Each has the messages of one ack."""
+    """Read entries of a slot. Each entry has the messages of one ack."""
     keys = context.slots[index]
 
     def parse(reply: Any) -> list[list[AckedMessage]]:
@@ -203,7 +203,7 @@ def _unpacked(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _states(context: TopicContext, indexes: Sequence[int]) -> Flow[dict[int, _SlotState]]:
-    """Read the state of the history of some slots, after the topic was opened."""
+    """Read the state of the history in some slots of an open topic."""
     states: list[_SlotState] = []
     for at in range(0, len(indexes), SLOTS_AT_ONCE):
         page = indexes[at : at + SLOTS_AT_ONCE]
@@ -215,7 +215,7 @@ def _states(context: TopicContext, indexes: Sequence[int]) -> Flow[dict[int, _Sl
 
 
 def _open(context: TopicContext, slots: Iterable[int] | None = None) -> Flow[dict[int, _SlotState]]:
-    """Open the topic, and read the state of the history of some slots, by default of all.
+    """Open the topic, and read the state of its history in these slots, or in all slots.
 
     Raises:
         ConfigurationError: The topic keeps no history.
@@ -241,7 +241,7 @@ def _indexes(context: TopicContext, slots: Iterable[int] | None) -> list[int]:
 
 
 def _before(value: Moment, name: str) -> Entry:
-    """Return the last possible entry before a time."""
+    """Return the largest id that an entry before this time can have."""
     return check_epoch_ms(value, name, allow_past=True) - 1, LAST_SEQ
 
 
@@ -255,7 +255,10 @@ def read(
     limit: int,
     stored: bool,
 ) -> Flow[HistoryPage]:
-    """Read a page of the history, behind a position. `AsyncTopicHistory.read` has the details."""
+    """Read a page of the history after a position.
+
+    `AsyncTopicHistory.read` describes the arguments.
+    """
     check_int(limit, "limit", 1, READ_MOST)
     given = {slot: _parse(text, "after") for slot, text in (after or {}).items()}
     ends = {slot: _parse(text, "upto") for slot, text in (upto or {}).items()}
@@ -312,7 +315,7 @@ def read(
 
 
 class _EntrySizes:
-    """Chooses how many entries the next command reads, by the sizes of those that were read."""
+    """Chooses how many entries the next command reads, based on the sizes of earlier entries."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -324,11 +327,11 @@ class _EntrySizes:
         return -(-self._messages // self._entries) if self._entries else ENTRY_MOST
 
     def count(self, messages: int) -> int:
-        """Return how many entries to read for about so many messages."""
+        """Return how many entries contain about this number of messages."""
         return max(1, min(self._most, messages // self.messages_each))
 
     def learn(self, entries: list[list[AckedMessage]]) -> None:
-        """Note entries that were read."""
+        """Record the sizes of entries that were read."""
         self._entries += len(entries)
         self._messages += sum(map(len, entries))
         self.bytes += sum(len(message.record) for entry in entries for message in entry)
@@ -349,7 +352,7 @@ def _check_kept(context: TopicContext, index: int, read_to: Entry, state: _SlotS
 
 
 def _with_objects(messages: list[AckedMessage]) -> Flow[list[AckedMessage]]:
-    """Read the offloaded bodies of messages from the object store, if this process can."""
+    """Read the offloaded bodies of messages from the object store, if this process has access."""
     found = []
     for at, message in enumerate(messages):
         if reference_of(message.record[0] >> 5, b"C") is not None:
@@ -370,7 +373,7 @@ def _with_objects(messages: list[AckedMessage]) -> Flow[list[AckedMessage]]:
 def position(
     context: TopicContext, at: Literal["oldest", "newest"] | Moment, slots: Iterable[int] | None
 ) -> Flow[Position]:
-    """Return a position in each slot: before the oldest message, behind the newest, or by time."""
+    """Return a position in each slot: before the oldest message, after the newest, or at a time."""
     moment_given = None if at in ("oldest", "newest") else _before(at, "at")  # type: ignore[arg-type]
     states = yield from _open(context, slots)
     found = {}
@@ -384,7 +387,7 @@ def position(
 
 
 def state(context: TopicContext) -> Flow[HistoryState | None]:
-    """Return the size of a topic's history; None if the topic has none."""
+    """Return the size of a topic's history, or None if the topic has no history."""
     try:
         states = yield from _open(context)
     except ConfigurationError:

@@ -16,13 +16,11 @@ from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 
 class AsyncTopicHistory:
-    """Reads the acked messages that a topic keeps, see the setting `history`.
+    """Reads the acked messages that a topic keeps if it has the setting `history`.
 
-    Reading changes nothing and takes nothing from consumers. Any number of readers can each read
-    everything.
-
-    A position is a map from the index of each slot to the last entry that was read there, as text.
-    You can store it as JSON; the indexes are then to be turned into numbers again.
+    Reading changes nothing, and does not affect consumers. Any number of readers can read the whole
+    history. A position maps the index of each slot to the last entry that was read in the slot, as
+    text. You can store a position as JSON. When you load it, convert the indexes to numbers again.
     """
 
     def __init__(self, transport: AsyncTransport, context: TopicContext) -> None:
@@ -43,26 +41,26 @@ class AsyncTopicHistory:
         """Return a page of acked messages.
 
         Args:
-            since: Time of the first acks to read: an aware datetime, or epoch ms. Default: the
-                oldest ack that is kept. Ignored for slots that `after` names.
-            until: Time before which the acks were. Default: no end.
-            after: Position behind which to read: `position` of an earlier page. Slots that it does
-                not name are read from `since`, by default from their beginning.
-            upto: Position up to which to read, for the slots that it names.
-            slots: Indexes of the slots to read. Default: all slots that the topic ever had.
+            since: Earliest time of an ack to read, as an aware datetime or epoch ms. Default: read
+                from the oldest ack that is kept. The time is ignored for slots that `after` names.
+            until: Time at which to stop; later acks are not read. Default: no end.
+            after: Position at which to continue: `position` of an earlier page. Slots that are not
+                in this position are read from `since`, by default from their beginning.
+            upto: Position at which to stop, for the slots in this position.
+            slots: Indexes of the slots to read. Default: all slots that the topic has ever had.
             limit: Maximum number of messages, 1 to 10 000. A page also ends after about 16 MiB.
-            stored: Whether to leave offloaded bodies in their store. Otherwise they are read, if
-                this process has the store.
+            stored: Whether to leave offloaded bodies in their store. If False, bodies are read if
+                this process has access to the store.
 
         Guarantee:
-            If each page is read behind the position of the page before it, each message of the
+            If you read each page from the position of the previous page, each message of the
             history is returned once. This is also true while messages are acked, and after a
-            resize. A page has the messages of a slot in the order of their acks. After a failover
-            of Redis, messages whose acks the new master had not received are missing.
+            resize. A page has the messages of a slot in the order of their acks. If the new master
+            of a failover had not received an ack, its message is missing.
 
         Raises:
-            HistoryLost: Messages behind the position of `after` were removed before they were read.
-                To continue behind the gap, put `removed_to` of the error into the position.
+            HistoryLost: Messages after the position `after` were removed before they were read. To
+                continue after the gap, put `removed_to` of the error into the position.
             ConfigurationError: The topic keeps no history.
             TopicNotFound: The topic does not exist.
         """
@@ -79,10 +77,10 @@ class AsyncTopicHistory:
         """Return a position in the history, for `read`.
 
         Args:
-            at: "oldest" (before all messages that are kept), "newest" (behind all messages that
-                were acked so far), or a time: before the first message that was acked then or
-                later.
-            slots: Indexes of the slots. Default: all slots that the topic ever had.
+            at: "oldest" (before all messages that are kept), "newest" (after all messages that were
+                acked so far), or a time. A time means the position before the first message acked
+                at this time or later.
+            slots: Indexes of the slots. Default: all slots that the topic has ever had.
 
         Raises:
             ConfigurationError: The topic keeps no history.
@@ -91,5 +89,5 @@ class AsyncTopicHistory:
         return await self._run(flows.position(self._context, at, slots))
 
     async def state(self) -> HistoryState | None:
-        """Return the size of the history and its oldest ack; None if the topic keeps no history."""
+        """Return the size and the oldest ack of the history, or None if no history is kept."""
         return await self._run(flows.state(self._context))

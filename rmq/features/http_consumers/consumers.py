@@ -49,7 +49,7 @@ class Poll:
         self.deliveries: asyncio.Future[list[InnerDelivery]] = loop.create_future()
 
     def end(self) -> None:
-        """End the wait without messages, unless messages have come."""
+        """End the wait without messages, unless messages have arrived."""
         if not self.deliveries.done():
             self.deliveries.set_result([])
 
@@ -61,7 +61,7 @@ class SharedConsumer:
         transport: Transport to Redis.
         context: The topic.
         lease_s: Lease of each message in seconds, or None for the lease of the topic.
-        release: Function that gives messages back that no poll has got.
+        release: Function that gives back messages that no poll received.
         ended: Function that is called when the consumer has had no poll for KEEP_S seconds.
     """
 
@@ -88,7 +88,10 @@ class SharedConsumer:
         self._came.set()
 
     def remove(self, poll: Poll) -> None:
-        """Stop receiving for a poll. If it was the last poll, release what a call has received."""
+        """Stop receiving for a poll.
+
+        After the last poll, release messages that were received for no poll.
+        """
         self._waiting.pop(poll, None)
         if not self._waiting and self._receiving:
             self._task.cancel()
@@ -154,7 +157,7 @@ class SharedConsumer:
 
 
 class _Topic(NamedTuple):
-    """A topic of this server: its context, the flows that settle, and its consumers by lease."""
+    """A topic on this server: its context, its flows to settle, and its consumers by lease."""
 
     context: TopicContext
     settling: ConsumerFlows
@@ -162,7 +165,7 @@ class _Topic(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The result of settling: deliveries by their receipts, and receipts whose lease is gone."""
+    """The result of a settle request: settled deliveries by receipt, receipts without a lease."""
 
     deliveries: dict[str, InnerDelivery]
     lost: list[str]
@@ -271,7 +274,10 @@ class HttpConsumers:
         return shared
 
     def _release(self, of_topic: _Topic, deliveries: list[InnerDelivery]) -> None:
-        """Give messages back in the background, without a retry: no client has got them."""
+        """Give messages back in the background.
+
+        No client received them, so this uses up no retry.
+        """
         if deliveries:
             self._in_background(self._transport.run(of_topic.settling.release(deliveries, 0)))
 
@@ -335,7 +341,7 @@ def _settle(topic: _Topic, receipts: list[ReceiptFields], verb: Verb) -> Flow[Se
 
 
 def _delivery(context: TopicContext, receipt: ReceiptFields) -> InnerDelivery:
-    """Make the delivery of a receipt again.
+    """Create the delivery object that belongs to a receipt.
 
     Raises:
         ApiError: The receipt is of another topic.
@@ -356,8 +362,9 @@ FIRST_CHECK_S, CHECKS_MOST_S = 1.0, 16.0  # time between two checks of the lease
 class Stream:
     """The messages that a stream has sent and that are not settled yet.
 
-    If all settlements come to this server, it counts them itself. Otherwise it asks Redis whether
-    the leases still exist, at first each second and then less often.
+    The server counts the settlements that it receives itself. Other servers may settle messages as
+    well, so this server checks in Redis whether the leases still exist, at first each second and
+    then less often.
 
     Args:
         transport: Transport to Redis.
@@ -411,7 +418,10 @@ class Stream:
         self._changed.set()
 
     async def room(self) -> int:
-        """Return how many messages may be sent now. If there is no room, wait for some seconds."""
+        """Return how many messages may be sent now.
+
+        If no message may be sent, wait for some seconds.
+        """
         if len(self._leases) >= self._most:
             self._changed.clear()
             try:
@@ -423,7 +433,7 @@ class Stream:
         return self._most - len(self._leases)
 
     async def _check(self) -> None:
-        """Forget messages whose leases are gone, because another server has settled them."""
+        """Remove messages whose leases are gone because another server has settled the messages."""
         leases = list(self._leases.values())
         letters = await self._transport.run(settle.check_leases(self._context, Leases.of(leases)))
         for lease, letter in zip(leases, letters, strict=True):

@@ -35,7 +35,7 @@ TABLE = Table("deliveries")
 
 
 class Receive(Request):
-    """How to receive.
+    """Options of a receive request.
 
     Attributes:
         max: Maximum number of messages.
@@ -50,7 +50,7 @@ class Receive(Request):
 
 
 class Stream(Request):
-    """How to receive.
+    """Options of a stream.
 
     Attributes:
         max_in_flight: Maximum number of messages of this stream that are not settled.
@@ -137,7 +137,7 @@ class Received(Answer):
 
 
 class SettledReceipts(Answer):
-    """The result of settling: a number of deliveries, and the receipts whose leases are gone."""
+    """The result of a settle request: number of settled deliveries, receipts without a lease."""
 
     settled: int
     lost: list[str]
@@ -172,8 +172,8 @@ async def receive_messages(
 ) -> AsyncIterator[Received]:
     """Receive messages under a lease, and wait for the first message.
 
-    Settle each delivery with its receipt. If the client disconnects before the reply is written,
-    the messages are released, which uses up no retry.
+    Settle each delivery with its receipt. If the client disconnects before the response is written,
+    the messages are released without the loss of a retry.
     """
     receiving = context.consumers.receiving(
         path.topic, body.max, body.lease, body.wait, context.connection
@@ -190,7 +190,7 @@ async def stream_messages(
 
     Settle each delivery with its receipt, in other requests. The stream sends no further message
     while `max_in_flight` messages are not settled. After 15 s without a message, it sends an empty
-    line. If a line could not be written, its messages are released, which uses up no retry.
+    line. If a line cannot be written, its message is released without the loss of a retry.
     """
     consumers, connection = context.consumers, context.connection
     await consumers.open(path.topic)
@@ -218,7 +218,7 @@ async def ack_messages(context: RequestContext, path: TopicPath, body: Settle) -
 
 @TABLE.post("/topics/{topic}/nack", "bad-receipt", "lease-lost", role=Role.CONSUMER)
 async def nack_messages(context: RequestContext, path: TopicPath, body: Nack) -> SettledReceipts:
-    """Give deliveries back as failed, which uses up a retry."""
+    """Give deliveries back as failed. Each message loses a retry."""
     return await _settle(
         context, path, body, lambda flows, given: flows.nack(given, body.delay, body.error)
     )
@@ -236,7 +236,7 @@ async def reject_messages(
 async def release_messages(
     context: RequestContext, path: TopicPath, body: Release
 ) -> SettledReceipts:
-    """Give deliveries back without a failure, which uses up no retry."""
+    """Give deliveries back without a failure. The messages lose no retry."""
     return await _settle(context, path, body, lambda flows, given: flows.release(given, body.delay))
 
 

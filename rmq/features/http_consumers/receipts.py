@@ -89,7 +89,9 @@ class ReceiptSigner:
         return _text(content + _mac(self._keys[0], content))
 
     async def read_all(self, texts: Sequence[str]) -> list[ReceiptFields]:
-        """Check signed receipts, and return their fields. A receipt that is repeated counts once.
+        """Check signed receipts, and return their fields.
+
+        A receipt that appears several times counts once.
 
         Raises:
             ApiError: A text is not a receipt that a server of this Redis has signed.

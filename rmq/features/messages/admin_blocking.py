@@ -74,8 +74,8 @@ class MessageAdmin(AdminPart):
 
         Guarantee:
             A message whose position does not change is on exactly one page. A message that moves
-            between two calls may be on two pages or on none. The time of the first page decides
-            whether a message is due.
+            between two calls may be on two pages or on none. A message counts as due if it is due
+            at the time of the first page.
 
         Raises:
             TopicNotFound: The topic does not exist.

@@ -57,7 +57,10 @@ def reschedule(
 
 
 def set_priority(context: TopicContext, id: Id, priority: int) -> Flow[PriorityStatus]:
-    """Give a waiting message another priority, behind all messages with this priority."""
+    """Give a waiting message another priority.
+
+    It then waits behind all messages with this priority.
+    """
     priority = check_priority(priority)
     message_id = yield from opening.open_for(context, id)
     keys = context.slots[message_id.slot]

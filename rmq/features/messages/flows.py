@@ -2,10 +2,10 @@
 
 `tail` finds new messages in a queue of any length. A queue is sorted by delivery order, not by
 arrival. So `tail` reads all messages of each slot, a part at a time, and then starts again. One
-such reading of all messages is a sweep. A sweep finds every message that was accepted before the
-sweep began, unless the message was settled or merged before it was read. Each call of `look` reads
-a part of the sweep. It also reads the last messages of each priority, because most new messages are
-there.
+such pass over all messages is a sweep. A sweep finds every message that was accepted before the
+sweep began. It misses messages that are settled or merged before they are read. Each call of `look`
+continues the sweep. It also reads the last messages of each priority, because most new messages are
+among them.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class PeekPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position at the end of a page.
+    """The position after a page.
 
     Attributes:
         now_ms: Time of the first page, which decides whether a message is due.
         next_slot: Index of the slot that returns the next message.
-        places: The last message that was returned from each slot, by the index of the slot.
+        places: The last message returned from each slot, by the index of the slot.
     """
 
     now_ms: int
@@ -112,8 +112,8 @@ def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
 def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flow[list[Message]]:
     """Return messages without receiving them. Waiting messages are in delivery order.
 
-    Each slot returns about the same number of messages, or more if other slots have too few. The
-    order is defined only within a slot.
+    Each slot returns about the same number of messages. If some slots have too few messages, other
+    slots return more. The order is defined only within a slot.
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
@@ -133,7 +133,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
-    """Return a page of the messages of a queue, beginning after a cursor."""
+    """Return a page of a queue's messages, starting after a cursor."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
@@ -210,10 +210,10 @@ class SlotWalk:
         fits: Callable[[QueueMember], bool] | None = None,
         needs_body: bool = False,
     ) -> Flow[list[QueueMember]]:
-        """Return the next messages. `scan` limits how many messages are examined.
+        """Return the next messages for which `fits` returns True.
 
-        Only messages for which `fits` returns True are returned. `needs_body` says whether `fits`
-        reads the bodies.
+        `scan` is the maximum number of examined messages. `needs_body` says whether `fits` reads
+        the bodies.
         """
         found: list[QueueMember] = []
         looked_at = 0
@@ -259,8 +259,8 @@ class SlotTail:
     """Finds the new messages of a slot. A message gets an acceptance number when it is accepted.
 
     Attributes:
-        floor: Acceptance number up to which every message was found, or was gone before it was
-            read.
+        floor: An acceptance number. All messages up to this number were found, or were gone before
+            they were read.
         missed: Number of messages that were gone before they were read.
     """
 
@@ -342,7 +342,7 @@ class Tail:
     def look(self) -> Flow[list[Message]]:
         """Return messages that no earlier call found, in the order of acceptance within each slot.
 
-        All messages that the previous call returned count as shown.
+        The call records that all messages of the previous call were shown.
         """
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)
@@ -357,14 +357,14 @@ class Tail:
         return messages
 
     def note_shown(self, message: Message) -> None:
-        """Record that a message which `look` returned was shown, and all messages before it."""
+        """Record that this message from `look`, and all messages before it, were shown."""
         # If the message is above the floor, an earlier message may still be found.
         if message.offset <= self._slots[message.slot].floor:
             self._shown[message.slot] = message.offset
 
     @property
     def cursor(self) -> str:
-        """Cursor after the shown messages: the acceptance number of each slot."""
+        """Cursor after the shown messages: an acceptance number for each slot."""
         return ".".join(map(str, self._shown))
 
     @property

@@ -46,7 +46,10 @@ class MessagePath(TopicPath):
 
 
 class MessageQuery(Request):
-    """Options for showing a message. `whole` returns the whole body, up to 16 MiB."""
+    """Options for reading a message.
+
+    With `whole`, the response has the whole body, up to 16 MiB.
+    """
 
     whole: bool = False
 
@@ -114,7 +117,7 @@ async def list_messages(
 
 @TABLE.get("/topics/{topic}/peek")
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
-    """Show the messages of a queue, page by page, with waiting messages in delivery order.
+    """Show the messages of a queue in pages. Waiting messages are in delivery order.
 
     A message whose position does not change is shown once. For a topic with more than 100 slots,
     `slot` is required. A request examines at most 10 000 messages. So with a `type`, a `group` or a
@@ -144,8 +147,8 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
 async def send_message(context: RequestContext, path: TopicPath, body: Send) -> Sent:
     """Send a message to an existing topic.
 
-    With `id` or `dedup_key`, or with the header Idempotency-Key, a repeated request stores nothing.
-    The `status` of its response is "duplicate". The header is the same as a `dedup_key`.
+    If the request has an `id`, a `dedup_key` or the header Idempotency-Key, a repeated request
+    stores nothing, and its `status` is "duplicate". The header is used as the `dedup_key`.
     """
     key = context.headers.get("Idempotency-Key")
     if key is not None and body.dedup_key is not None:
@@ -190,8 +193,8 @@ class ResultQuery(Request):
 async def get_result(context: RequestContext, path: MessagePath, query: ResultQuery) -> ResultState:
     """Return the state, the progress and the outcome of a message.
 
-    With `wait`, the response comes when the message has ended. If the message has not ended after
-    this time, the response has no `outcome`.
+    With `wait`, the server responds when the message has ended. If it has not ended within this
+    time, the response has no `outcome`.
     """
     handle = context.client.topic(path.topic).result(path.id)
     if query.wait:
@@ -204,7 +207,7 @@ async def get_result(context: RequestContext, path: MessagePath, query: ResultQu
 
 
 class Cancel(Request):
-    """Options of a cancellation. With `running`, messages in flight are cancelled as well."""
+    """Options of a cancellation. With `running`, a message in flight is cancelled as well."""
 
     running: bool = False
 
@@ -252,7 +255,10 @@ class Prioritized(Answer):
 async def set_message_priority(
     context: RequestContext, path: MessagePath, body: Priority
 ) -> Prioritized:
-    """Give a waiting message another priority, behind all messages with this priority."""
+    """Give a waiting message another priority.
+
+    It then waits behind all messages with this priority.
+    """
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Prioritized(status=await topic.set_priority(path.id, body.priority))

@@ -35,7 +35,7 @@ class ShownAttempt:
     Attributes:
         key: Name of the row, which stays the same when rows are added.
         attempt: The attempt.
-        is_same_error: Whether the error is the same as in the row above.
+        is_same_error: Whether the row above has the same error.
         traceback: Traceback that the user can unfold. Empty if there is none, if the row above
             shows it, or if the user may not see it.
     """
@@ -87,7 +87,7 @@ async def _search(
 ) -> tuple[web_message.MessageList, int]:
     """Return the first matching messages after a cursor, and how many messages were examined.
 
-    The search ends after some seconds. The cursor of the result continues it.
+    The search ends after some seconds. To continue the search, use the cursor of the result.
     """
     request.disclosure.check_filter(request.context.principal, text)
     until, examined = time.monotonic() + SEARCH_S, 0
@@ -105,7 +105,7 @@ async def _search(
 
 @PAGES.get("/topics/{topic}/find")
 async def find(request: PageRequest) -> Redirect:
-    """Go to the message whose id was typed."""
+    """Redirect to the page of the message whose id was typed."""
     return Redirect(
         request.url("topics", request.topic, "messages", _id(request.query.get("id", "").strip()))
     )

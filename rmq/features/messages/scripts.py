@@ -26,8 +26,8 @@ def cancel(
 ) -> Command[str]:
     """Cancel a waiting message, or request the cancellation of a delivery. Return the status.
 
-    `running` says whether the message may be in flight. If `receipt` is set, only the delivery with
-    this score may be cancelled.
+    With `running`, the message may also be in flight. With `receipt`, only the delivery with this
+    score may be cancelled.
     """
     command = topic_scripts.cancel(context, keys, session, [id], running, receipt)
     return Command(

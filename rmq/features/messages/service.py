@@ -1,4 +1,4 @@
-"""Roll back expired leases of messages, workers and queries in topics without consumers."""
+"""Roll back expired leases in topics without consumers: leases of messages, workers and queries."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Rollback(SurveyedService):
     """Rolls back expired leases in the slots whose counts show expired leases.
 
     The server regularly reads the counts of all slots. A slot without expired leases costs no extra
-    command. If the consumers of a slot die, their leases are rolled back at most 80 s after they
-    expire.
+    command. If the consumers of a slot die, their leases are rolled back at most 80 s after the
+    leases expire.
     """
 
     name = "rollback"
@@ -40,7 +40,7 @@ class Rollback(SurveyedService):
         self._seen = -1  # number of the last reading of counts that was handled
 
     def run_once(self) -> int:
-        """Roll back the expired leases. Return the number of messages."""
+        """Roll back the expired leases. Return the number of messages that wait again."""
         seen, topics = self._survey.passes, self._survey.topics
         if seen == self._seen:
             return 0

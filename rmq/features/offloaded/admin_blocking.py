@@ -15,10 +15,12 @@ class OffloadedAdmin(AdminPart):
     def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove stored bodies (objects) that no message refers to. Return the number of objects.
+        """Remove stored bodies (objects) that no message refers to.
+
+        Return the number of removed objects.
 
         Such objects remain when a send stops after storing the object and before sending the
-        message. The sweep reads all records of all topics, in all queues.
+        message. The call reads the records of all topics, in all queues.
 
         Args:
             topic: Name of the topic.

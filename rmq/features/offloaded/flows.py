@@ -29,7 +29,7 @@ SCAN = 500
 
 
 class SweepResult(NamedTuple):
-    """The number of removed objects, and their total bytes."""
+    """The number of removed objects, and their total size in bytes."""
 
     objects: int
     bytes: int
@@ -62,8 +62,8 @@ def _leave_out_referred(
 ) -> Flow[None]:
     """Remove from `found` the objects that a message or a tombstone refers to.
 
-    The script that removes a message leaves a tombstone. During the read, redrives may move
-    messages between topics. So the topics are read twice: in order, and in reverse order.
+    A tombstone is a note about a removed message that had an object. During the search, redrives
+    may move messages between topics. So the topics are read twice: in order, and in reverse order.
     """
     names = yield from overview.topics(context.prefix)
     for name in (*names, *reversed(names)):

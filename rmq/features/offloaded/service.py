@@ -21,8 +21,8 @@ UNUSED_S = 600.0  # time between two checks of a slot without offloaded bodies
 class Offloading(SurveyedService):
     """Removes the objects of messages that are gone. A failure is logged once per topic.
 
-    A script that removes a message with an offloaded body leaves a tombstone, which names the
-    object.
+    When a script removes a message that has an offloaded body, it stores the name of the object in
+    a tombstone. This service reads the tombstones.
     """
 
     name = "offloading"

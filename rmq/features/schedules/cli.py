@@ -59,7 +59,7 @@ def _next(state: rmq.ScheduleState) -> str:
 def list_schedules(topic: str | None) -> None:
     """List the schedules of TOPIC, or of all topics, sorted by their next due time.
 
-    NEXT and LAST are times of the schedule, in UTC; the schedule's jitter may delay a message.
+    NEXT and LAST are times of the schedule, in UTC. The jitter of the schedule may delay a message.
     """
     common = common_options()
     with common.client() as client:
@@ -165,7 +165,7 @@ def run(topic: str, name: str) -> None:
 @click.argument("name")
 @YES
 def delete(topic: str, name: str, yes: bool) -> None:
-    """Delete the schedule NAME of TOPIC; messages that it has sent are not deleted.
+    """Delete the schedule NAME of TOPIC, but not the messages that it has sent.
 
     The schedule stays deleted until a program declares it again. When a worker starts, it declares
     the schedules of its program. You must first type the name of the schedule to confirm.

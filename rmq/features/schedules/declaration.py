@@ -89,10 +89,10 @@ class Declaring(Generic[ScheduleT]):
         """Declare a schedule, which sends a message to this topic at recurring times.
 
         This call sends nothing to Redis. A worker or an `rmq.Scheduler` of this client stores the
-        schedule when it starts. `.declare()` stores the schedule now. Messages are sent while a
-        worker of the topic, an `rmq.Scheduler` or `rmq server` runs. To change a schedule, declare
-        the same name with another definition. A schedule continues after this program has ended,
-        until you delete the schedule (`rmq schedule delete`).
+        schedule when it starts. To store the schedule now, call `.declare()`. Messages are sent
+        while a worker of the topic, an `rmq.Scheduler` or `rmq server` runs. To change a schedule,
+        declare the same name with another definition. A schedule continues after this program has
+        ended, until you delete the schedule (`rmq schedule delete`).
 
         Args:
             name: Unique name in the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
@@ -102,12 +102,12 @@ class Declaring(Generic[ScheduleT]):
                 interval since 1970-01-01 in UTC.
             tz: Time zone of `cron`, for example "Europe/Berlin". Default: UTC.
             jitter: Maximum delay of a message after its time, shorter than `every` and at most a
-                day. The actual delay is computed from the name and the time, so all schedulers use
-                the same delay.
+                day. The delay is computed from the schedule's name and the time, so all schedulers
+                use the same delay.
             catch_up: Whether to send the messages of missed times later. A time is missed if no
-                scheduler ran in the 10 s after it. "skip" sends no message for missed times. "last"
-                sends the message of the last missed time, unless a later time is sent on time.
-                "all" sends the messages of all missed times.
+                scheduler ran in the 10 s after this time. "skip" sends no message for missed times.
+                "last" sends the message of the last missed time, unless the message of a later time
+                was sent on time. "all" sends the messages of all missed times.
             catch_up_limit: With "all", maximum number of missed times whose messages are sent. If
                 more times were missed, the messages of the latest times are sent.
             body, priority, headers, expires, type, keep_result: Fields of the messages, as in
@@ -170,7 +170,7 @@ class Declaring(Generic[ScheduleT]):
 
 
 class AsyncSchedules(Declaring[AsyncSchedule]):
-    """Declares schedules of a topic."""
+    """The methods of a topic that declare schedules."""
 
     _transport: AsyncTransport
 

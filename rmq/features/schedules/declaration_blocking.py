@@ -30,7 +30,7 @@ class Schedule(Declaration):
 
 
 class Schedules(Declaring[Schedule]):
-    """Declares schedules of a topic."""
+    """The methods of a topic that declare schedules."""
 
     _transport: Transport
 

@@ -49,8 +49,8 @@ class Dispatch:
         transport: Transport to Redis.
         handlers: Handlers and schedules that the client has declared.
         contexts: Topics to serve, in addition to the topics of declared schedules.
-        make_context: Function that creates the context of any topic in Redis, in order to serve all
-            topics, or None.
+        make_context: Function that creates the context of any topic in Redis, to serve all topics.
+            None to serve only the topics above.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Dispatch:
 
         Args:
             strict: Whether to raise the error of a schedule. If False, log the error and continue
-                with the other schedules, unless Redis cannot be reached.
+                with the other schedules. If Redis cannot be reached, the error is always raised.
 
         Returns:
             The topics of the stored schedules.
@@ -151,7 +151,7 @@ class Dispatch:
         return sent, len(errors) == len(reply.due)
 
     def _report(self, topic: str, schedule: str, error: RMQError) -> None:
-        """Log the error of a schedule, but not again while the same error continues."""
+        """Log the error of a schedule, unless the last logged error of the schedule is the same."""
         if self._reported.get((topic, schedule)) != str(error):
             self._reported[topic, schedule] = str(error)
             what = f"schedule {schedule!r}" if schedule else "the schedules"
@@ -197,7 +197,7 @@ def send_due(
     """Send the messages of due schedules, and move the schedules to their next times.
 
     Returns:
-        The number of messages that this call has sent, and the error of each schedule that failed.
+        The number of sent messages, and the errors by schedule.
     """
     yield from opening.ensure_open(context, create=False)
     errors: dict[str, RMQError] = {}

@@ -48,7 +48,7 @@ class ScheduleState:
         cron: Cron expression, or None for an interval.
         tz: Time zone of the cron expression.
         jitter: Maximum delay of a message after its time.
-        catch_up: Missed times whose messages are sent: "skip" (none), "last" or "all".
+        catch_up: Missed times whose messages are sent later: "skip" (none), "last" or "all".
         catch_up_limit: With "all", maximum number of missed times.
         body: Decoded body of its messages, or the encoded bytes if this program cannot decode them.
         priority: Priority of its messages, or None for the topic's default.
@@ -235,7 +235,10 @@ def encoded(context: TopicContext, number: int) -> TopicContext:
 
 
 def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> Outgoing:
-    """Return the message that a schedule sends at a given time. None as `id` means a new id."""
+    """Return the message that a schedule sends at a given time.
+
+    If `id` is None, the message gets a new id.
+    """
     return Outgoing(
         definition.body,
         priority=definition.priority,

@@ -1,4 +1,4 @@
-"""Pages of a topic's schedules, and of Spark's queries and sinks."""
+"""Pages of a topic's schedules, and pages of the queries and sinks of Spark."""
 
 from __future__ import annotations
 

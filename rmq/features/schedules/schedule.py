@@ -40,7 +40,9 @@ _MS = timedelta(milliseconds=1)
 
 
 class Step(NamedTuple):
-    """A step of a schedule: send the message of a time, or skip times. Then go to the next time.
+    """A step of a schedule: send the message of one time, or skip times.
+
+    The schedule then waits for `next_ms`.
 
     Attributes:
         time_ms: Time for which a message is sent, or None if missed times are skipped.
@@ -83,8 +85,7 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        The result may leave out times before the time in `since`, but always includes the latest of
-        them, up to the number in `most`.
+        Of the times before `since`, only the latest `most` are sure to be in the result.
         """
         start = max(first, since)
         if start > first:
@@ -195,7 +196,7 @@ class Definition:
         """Return the steps of a schedule whose next time is due.
 
         If a time has been due for at most ON_TIME_MS, its message is always sent. Earlier times
-        were missed. The catch-up policy selects the missed times whose messages are sent. If
+        count as missed, and the catch-up policy says for which of them a message is sent. If
         `next_ms` is in the future, the server's clock was ahead when `next_ms` was computed. Then
         the next time is computed again.
         """
@@ -216,10 +217,10 @@ class Definition:
         return [Step(time, after) for time, after in zip(chosen[:STEPS_MOST], follow, strict=False)]
 
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
-        """Return the due times, and the next time after the due times.
+        """Return the due times, and the next time after them.
 
-        The result may leave out missed times, but always includes the latest of them, up to the
-        number in `most`. So years of missed times cost no more than the times that are sent.
+        Of the missed times, only the latest `most` are sure to be in the result, because years of
+        missed times must not take long.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS
@@ -236,8 +237,8 @@ class Definition:
 def _advance_hour(moments: Any) -> bool:
     """Advance to an hour that matches the expression, in steps of a quarter of an hour.
 
-    This replaces `CronSim.advance_hour`, which advances by an hour, and so skips times if a clock
-    changes by less than an hour, or in the middle of an hour.
+    This replaces `CronSim.advance_hour`, which advances by a whole hour. A whole hour would skip
+    times if the clock changes by less than an hour, or in the middle of an hour.
     """
     if moments.dt.hour in moments.hours:
         return False
@@ -269,7 +270,10 @@ def time_zone(name: str) -> zoneinfo.ZoneInfo:
 
 
 def check_cron(cron: object) -> str:
-    """Normalize a cron expression of 5 fields to single spaces. Its values are checked later."""
+    """Check that a cron expression has 5 fields, and separate them by single spaces.
+
+    The values of the fields are checked later.
+    """
     if not isinstance(cron, str):
         raise InvalidType(f"cron: {type(cron).__name__}; give a str")
     words = cron.split()

@@ -137,9 +137,9 @@ def schedule_send(
 
     Return 1 (done), -1 (the topic is full) or PAUSED.
 
-    `schedule` has the schedule's name, revision and next time, as a caller has read them.
-    `following` has the new next time and its due time. `message` has the message's id, and its
-    record in two parts: the first four bytes, and the rest.
+    `schedule` has the name, the revision and the next time that the caller has read. `following`
+    has the new next time and its due time. `message` has the id of the message and its record in
+    two parts: the first four bytes and the rest.
     """
     sending: tuple[Any, ...] = (b"", b"", b"", b"")
     if message is not None:
@@ -172,7 +172,7 @@ def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
 def schedule_resume(
     keys: SlotKeys, name: str, revision: bytes, next_ms: int, due_ms: int
 ) -> Command[int]:
-    """Resume a schedule. Return 1 (done), 0 (not paused), -1 (missing) or -2 (it has changed)."""
+    """Resume a schedule. Return 1 (done), 0 (it was not paused), -1 (missing) or -2 (changed)."""
     return Command(
         script_loader.load("schedule_resume"),
         _keys(keys),

@@ -1,1 +1,1 @@
-"""Queries, stages and sinks: messages received and sent in batches, exactly once, as in Spark."""
+"""Queries, stages and sinks, for Spark: receive and send messages in batches, exactly once."""

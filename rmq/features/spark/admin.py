@@ -37,7 +37,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
 
         Guarantee:
             If the call is interrupted, run it again. A driver that starts at the same moment, or
-            later on the same checkpoint, finds that its batch is gone.
+            later with the same checkpoint, finds that the messages of its batch are gone.
 
         Raises:
             QueryOwned: A driver runs the query. No message was given back.
@@ -55,7 +55,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            query: Name of a single query, which needs no scan.
+            query: Name of a query, to return only the sink of this query. No scan is then needed.
         """
         if query is not None:
             check_text(query, "query")
@@ -66,8 +66,8 @@ class AsyncQueryAdmin(AsyncAdminPart):
 
         Use this method for a query whose checkpoint is deleted. If the checkpoint is still in use
         and the query repeats its last batch, the batch is published a second time. If the
-        publication of a batch was interrupted, the rest is published only if the query runs the
-        batch again.
+        publication of a batch was interrupted, the rest of the batch is published only if the query
+        runs the batch again.
         """
         check_text(query, "query")
         return await self._run(held.forget_sink(self._context(topic), query))

@@ -1,4 +1,4 @@
-"""`rmq query` and `rmq sink`: queries that hold messages, and records of published batches."""
+"""`rmq query`: queries that have messages. `rmq sink`: records of published batches."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def query() -> None:
 @query.command("ls", examples=("rmq query ls orders", "rmq query ls orders --json"))
 @click.argument("topic")
 def list_queries(topic: str) -> None:
-    """List the queries that have a lease on messages of TOPIC, by the end of the lease.
+    """List the queries that have a lease on messages of TOPIC.
 
-    LEASE is the time until the lease on the messages ends. If the driver does not renew the lease,
-    another consumer then gives the messages back. OWNED is the time for which no other driver may
-    run the query. The driver may report ROWS and BYTES (read by the query), REPLAYS (repeated
-    batches) and LAG (age of the oldest waiting message).
+    Queries whose lease ends first are first. LEASE is the time until the lease ends. If the driver
+    does not renew the lease, another consumer then gives the messages back. OWNED is the time for
+    which no other driver may run the query. The driver may report ROWS and BYTES (read by the
+    query), REPLAYS (repeated batches) and LAG (age of the oldest waiting message).
     """
     common = common_options()
     with common.client() as client:
@@ -87,8 +87,9 @@ def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None
     given back when the lease ends. Each message loses a retry and waits for the usual delay. RUN is
     the name in `rmq query ls`, or at least its first 4 digits.
 
-    Exit code 6 means that a driver runs the query. The driver could not replay its batch after the
-    release. Stop the driver, or use --force. You must first type the name of the topic to confirm.
+    Exit code 6 means that a driver runs the query. After a release, this driver could not replay
+    its batch. So stop the driver first, or use --force. You must first type the name of the topic
+    to confirm.
     """
     common = common_options()
     if not _RUN_PREFIX.fullmatch(run):

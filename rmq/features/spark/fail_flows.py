@@ -1,6 +1,6 @@
 """Fail single messages of a query's batch. Each message fails once, even if the batch runs again.
 
-Any task of the engine may fail a message, and may repeat the call. The query's log has a mark for
+Any task of the engine may fail a message, and may repeat the call, because the query's log marks
 each failed message (see `lua/queries/query_fail.lua`).
 """
 
@@ -33,7 +33,7 @@ class FailedMessage(NamedTuple):
 
     Attributes:
         slot: Index of the slot.
-        number: Number in the query's log.
+        number: Number of the message in the query's log.
         id: Id of the message.
         error: Error text that is stored with the message.
         delay_ms: Time until the retry, in ms, or None for the topic's policy.
@@ -52,10 +52,10 @@ class Failures(NamedTuple):
     Attributes:
         retried: Messages that this call gave back for a retry.
         dead: Messages that this call made dead letters.
-        before: Messages that had failed before, or that this call names twice. These messages were
+        before: Messages that had failed before, or that are twice in this call. These messages were
             not changed.
-        lost: Messages that the query does not hold with the given number, because the lease expired
-            or no task has read these messages. These messages were not changed.
+        lost: Messages that the query does not have under the given number, because the lease
+            expired or no task has read these messages. These messages were not changed.
     """
 
     retried: int = 0
@@ -112,7 +112,10 @@ def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
 
 
 def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
-    """Divide the messages of a slot into calls. The messages of each call are sorted by number."""
+    """Divide the messages of a slot among several calls.
+
+    The messages of each call are sorted by number.
+    """
     rounds: list[list[Failing]] = []  # a number that occurs again goes into another call
     seen = Counter[int]()
     for message in sorted(failing, key=lambda each: each.number):

@@ -1,12 +1,12 @@
-"""Flows of a query: take messages into the query's log, read them, settle them or give them back.
+"""Flows of a query: take messages into its log, read them, settle them or give them back.
 
 A query's log numbers the messages that the query has taken. Calls may be repeated, even by two
-drivers. The reply is the same as long as the query holds its messages. See
+drivers. A repeated call gets the same reply as long as the query has its messages. See
 `lua/queries/query_take.lua`.
 
 The owner of a query has a cache (`Known`) of the numbers of taken messages, and of the slots
-without messages. The owner therefore calls Redis only if something may have changed. After an error
-of Redis, the cache may be wrong and is cleared.
+without messages. With the cache, the owner calls Redis only if something may have changed. After an
+error of Redis, the cache is cleared because it may be wrong.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Known:
 
     Attributes:
         newest: For each slot, the number of the newest message taken, or None if unknown.
-        ready_at: For each slot, the time on the monotonic clock at which there are messages to
-            take. NEVER means that a wake-up will announce messages. None means unknown.
-        look_at: Time at which some slots are checked even without a wake-up, because a wake-up can
-            get lost.
-        is_joint: Whether a JointQueries object receives the wake-ups, and decides which slots to
-            check. Then `subscription` and `look_at` are not used.
+        ready_at: For each slot, the monotonic time from which there are messages to take. NEVER
+            means that a wake-up will announce messages. None means unknown.
+        look_at: Time of the next check of some slots. They are checked even without a wake-up,
+            because a wake-up can get lost.
+        is_joint: Whether a JointQueries object receives the wake-ups and decides which slots to
+            check. If so, `subscription` and `look_at` are not used.
     """
 
     __slots__ = ("_turn", "is_joint", "look_at", "newest", "ready_at", "subscription")
@@ -81,7 +81,7 @@ class Known:
         self.ready_at = [None] * len(self.ready_at)
 
     def fit(self, slots: int) -> None:
-        """Adapt the cache to the number of slots. Clear the cache if there are no wake-ups."""
+        """Adapt the cache to the number of slots. If no wake-ups arrive, clear the cache."""
         if self.subscription.connection is None and not self.is_joint:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
@@ -102,7 +102,7 @@ class Known:
                 self.ready_at[index] = 0.0
 
     def look(self) -> None:
-        """Clear the cache of the next few slots, so that each slot is checked once in ROUND_S."""
+        """Clear the cache of the next few slots. Each slot is cleared once in ROUND_S seconds."""
         self.look_at = time.monotonic() + POLL_S
         count = len(self.ready_at)
         for _ in range(math.ceil(count * POLL_S / ROUND_S)):
@@ -111,7 +111,7 @@ class Known:
 
 
 def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide slots into pipelines of limited size, given the number of messages per slot."""
+    """Divide slots among pipelines of limited size, by the number of messages per slot."""
     part: list[tuple[int, int]] = []
     messages = 0
     for index, count in counts.items():
@@ -176,7 +176,7 @@ class QueryFlows:
         yield from opening.ensure_open(self.context, create=False)
 
     def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
-        """Run calls that Redis permits only to the owner of the query."""
+        """Run calls that only the owner of the query may make."""
         answers: list[T] = yield from pipeline(calls)
         for answer in answers:
             self.check_owner(answer)
@@ -197,9 +197,9 @@ class QueryFlows:
     def renewals(
         self, slots: Iterable[int] | None, after: Offsets, upto: Offsets | None, report: bytes
     ) -> tuple[Command[QueryLog], list[Command[QueryLog]]]:
-        """Return the call that renews the first slot, and the calls for the other slots.
+        """Return the call that renews the first slot, and the calls that renew the other slots.
 
-        The arguments are the arguments of `renew`. The topic must be open.
+        `renew` describes the arguments. The topic must be open.
         """
         home, *others = self.context.slots
         if slots is not None:
@@ -222,9 +222,10 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query. Return which messages of a batch it still holds, by slot.
+        """Renew the lease of a query.
 
-        The ownership is stored in the first slot. Only the owner continues to the other slots.
+        Return which messages of a batch the query still has, by slot. The first slot stores who
+        owns the query. Only the owner continues with the other slots.
 
         Args:
             after: Number after which the batch begins, for each slot.
@@ -242,10 +243,10 @@ class QueryFlows:
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
         """Take further messages for the query. Return the newest number of each slot's log.
 
-        If the query has already taken messages after the numbers in `after`, the call returns the
-        numbers of these messages and takes no more. The reason is that the caller may have used
-        these messages as a batch, and a batch must not change. If the lease of a message has
-        expired since then, its number has no message any more. So a batch may be empty.
+        If the query has already taken messages after the numbers in `after`, the call returns their
+        numbers and takes no more messages. The caller may have used these messages as a batch, and
+        a batch must not change. If the lease of a message has expired since then, its number no
+        longer has a message. So a batch may be empty.
 
         Args:
             after: Newest number of each slot that the caller has recorded.
@@ -318,8 +319,8 @@ class QueryFlows:
     def _ask(self) -> Flow[None]:
         """Read from Redis when slots will have messages, for the slots that are not in the cache.
 
-        A slot without messages records that the query waits. The slot then sends a wake-up when a
-        message arrives.
+        A slot without messages records that the query waits, and sends a wake-up when a message
+        arrives.
         """
         asked = self.known.unknown()
         if not asked:
@@ -330,7 +331,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait for messages to take, at most this long. Return whether there may be messages."""
+        """Wait for messages to take, for a limited time. Return whether there may be messages."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -378,11 +379,14 @@ class QueryFlows:
         return self.context.slots[slot].query_stem + self.lease.run.encode()
 
     def count_run(self, batch: str, by: str) -> Flow[int]:
-        """Record that a run of the engine has begun a batch. Return how many runs have begun it.
+        """Record that a run of the engine has begun a batch.
+
+        Return how many runs have begun this batch.
 
         Args:
             batch: Name of the batch, which replaces the previous batch.
-            by: Name of the engine's run. A run that calls several times in a row counts once.
+            by: Name of the engine's run. If the same run calls several times in a row, the calls
+                count once.
         """
         yield from self.open()
         kept = (yield RawCommand("query_begun", "HGET", self._key(0), "begun")) or b"\n\n0"
@@ -393,7 +397,7 @@ class QueryFlows:
         return count
 
     def handed(self, slot: int) -> Flow[int]:
-        """Return the number of a slot's newest message that a reader has received."""
+        """Return the number of the newest message of a slot that a reader has received."""
         yield from self.open()
         return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
 
@@ -402,10 +406,10 @@ class QueryFlows:
 
         Args:
             upto: Last number of the batch, for each slot.
-            batch: Number of messages in the batch, for each slot. A missing slot counts as 0. If
-                `batch` is given, the call also settles messages whose lease has expired, unless a
-                consumer has received them since. Without `batch`, the call settles only held
-                messages.
+            batch: Number of messages in the batch, for each slot. A missing slot counts as 0. With
+                `batch`, the call also settles messages whose lease has expired, unless a consumer
+                has received them since. Without `batch`, it settles only messages that the query
+                still has.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
@@ -467,7 +471,10 @@ class QueryFlows:
         return total
 
     def reject(self, upto: Offsets, reason: str) -> Flow[int]:
-        """Make all held messages up to the numbers in `upto` dead letters. Return their number."""
+        """Make dead letters of all messages of the query up to the numbers in `upto`.
+
+        Return how many.
+        """
         yield from self.open()
         context, lease, total = self.context, self.lease, 0
         entry = failure.encode(reason, failure.this_worker())

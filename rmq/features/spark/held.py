@@ -1,4 +1,4 @@
-"""List and release queries, and list and delete sinks, for operators."""
+"""Operations for operators: list and release queries, list and delete sinks."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class HeldQuery:
             over.
         messages: Number of held messages over all slots.
         lease_left_s: Seconds until the lease expires, unless it is renewed. Negative if the lease
-            has expired. The next consumer of the topic then rolls the messages back.
+            has expired; the next consumer of the topic then rolls the messages back.
         slots: Number of held messages by slot. Slots without messages are omitted.
-        report: Figures that the driver has reported, by name. May be empty. docs/spark.md describes
-            the figures of Spark's source.
+        report: Figures that the driver has reported, by name. The dict may be empty. docs/spark.md
+            describes the figures of Spark's source.
     """
 
     run: str
@@ -132,7 +132,7 @@ def _by_topic(
 
 
 class Counted(Protocol):
-    """A topic with its counts, whichever function has read the counts."""
+    """A topic with its counts. Several functions return objects of this kind."""
 
     @property
     def context(self) -> TopicContext:
@@ -144,7 +144,7 @@ class Counted(Protocol):
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return the queries that run or hold messages, by topic, in few round trips.
+    """Return the queries that run or have messages, by topic, in few round trips.
 
     A running query is listed in the first slot of its topic. A query that holds messages is also
     listed in the slots of these messages. Such slots have messages in flight, so the counts of a
@@ -189,12 +189,12 @@ def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery
 
 
 def _age(report: Mapping[str, int]) -> tuple[int, int]:
-    """Return a key that sorts reports by age: the driver's start, and its number of commands."""
+    """Return a key that sorts reports by age: start and number of commands of the driver."""
     return report.get("since_ms", 0), report.get("commands", 0)
 
 
 def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
-    """List the first queries of a slot, and the ends of their leases, with a plain command."""
+    """Return the command that lists the first queries of a slot and the ends of their leases."""
 
     def parse(reply: list[bytes]) -> list[tuple[str, int]]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
@@ -204,7 +204,7 @@ def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
 
 
 def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Return the result of each call, or () if the slot is gone or cannot be read."""
+    """Return the result of each call. The result is () if the slot is gone or cannot be read."""
     replies: list[Any] = []
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
@@ -227,7 +227,7 @@ def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> Hel
 
 
 def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Return the query's last owner in any slot, and the seconds until its ownership ends."""
+    """Return the last owner of a query in any slot, and the seconds until this ownership ends."""
     known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0
@@ -280,7 +280,6 @@ def _number(text: bytes | None) -> int | None:
 
 
 def _scan(pattern: bytes) -> Flow[list[bytes]]:
-    """Return the keys that match a pattern, sorted and without SCAN's duplicates."""
     keys: set[bytes] = set()
     cursor = b"0"
     while True:

@@ -1,9 +1,9 @@
 """Queries of one run on several topics, which call Redis together.
 
-An engine may read many topics in one query. If each topic had its own connection and its own calls,
-an idle query would send calls for each topic. Here, one connection receives the wake-ups of all
-topics. One call of `next_ready` checks the slots of all topics; on a Redis Cluster, the transport
-divides it. One pipeline renews all topics.
+An engine may read many topics in one query. With a connection and calls for each topic, even an
+idle query would send many commands. Here, one connection receives the wake-ups of all topics. One
+call of `next_ready` checks the slots of all topics. On a Redis Cluster, the transport divides this
+call. One pipeline renews all topics.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class JointQueries:
         self._turn = 0
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Find out which slots have messages, so that `Query.take` calls Redis only for these.
+        """Check which slots have messages, so that `Query.take` calls Redis only for these slots.
 
-        Without a subscription, which the first `wait` makes, all slots are checked. Otherwise only
+        Before the first `wait`, there is no subscription and all slots are checked. Later, only
         slots are checked whose state may have changed.
 
         Raises:
@@ -62,7 +62,7 @@ class JointQueries:
             raise
 
     def wait(self, queries: Sequence[Query], seconds: float) -> bool:
-        """Wait for messages to take, at most this long. Return whether there may be messages.
+        """Wait for messages to take, for a limited time. Return whether there may be messages.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis does not answer.
@@ -128,9 +128,10 @@ class JointQueries:
         self._look(topics, self._listener.is_heard)
 
     def _look(self, topics: Sequence[QueryFlows], is_heard: bool) -> None:
-        """Have a few slots checked every LOOK_S seconds, because a wake-up can get lost.
+        """Mark a few slots for a check every LOOK_S seconds, because a wake-up can get lost.
 
-        Each slot is checked once in ROUND_S. Without wake-ups, all slots are checked every POLL_S.
+        Each slot is checked once in ROUND_S seconds. If there are no wake-ups, all slots are
+        checked every POLL_S seconds.
         """
         now = time.monotonic()
         if now < self._look_at:

@@ -1,10 +1,10 @@
 """A query: a reader that gets the same batch of messages again until it settles the batch.
 
-Queries are for engines that repeat batches after a failure. Spark plans a batch, records the end of
-the batch, runs the batch (perhaps twice), and settles it afterwards. A query has a log of its own,
-which numbers the messages that the query takes. For consumers, these messages are in flight. The
-query has one lease per slot. If the lease of a slot expires, all messages that the query holds in
-the slot go back to the queue. Each message then loses a retry.
+Queries are for engines that repeat batches after a failure. Spark plans a batch, records its end,
+runs it (possibly twice), and settles it afterwards. A query has a log of its own, which numbers the
+messages that the query takes. For consumers, these messages are in flight. The query has one lease
+per slot. If the lease of a slot expires, all messages of the query in this slot go back to the
+queue. Each message then loses a retry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Held(NamedTuple):
         newest: Number of the newest message that the query ever took.
         messages: Number of held messages of the requested batch.
         settled: Number of the newest message that was settled, rejected or lost.
-        handed: Number of the newest message that `read` has returned so far.
+        handed: Number of the newest message that `read` has returned.
     """
 
     newest: int
@@ -75,7 +75,7 @@ class QueryBase:
     def read_bytes(self) -> int:
         """Total bytes that readers have read. Only batches settled by this object count.
 
-        Each reader reports its bytes at the end of its part. Repeated reads count twice.
+        Each reader reports its bytes at the end of its part. Bytes that are read again count again.
         """
         return self._flows.read_bytes
 
@@ -93,7 +93,9 @@ class QueryBase:
 def open_parts(
     transport: Transport, run: str, parts: Iterable[HeldPart], rows: int, size: int
 ) -> Callable[[], list[Block]]:
-    """Return a function that reads parts of a batch page by page. An empty page marks the end.
+    """Return a function that reads parts of a batch in pages.
+
+    Each call returns the next page. An empty page marks the end.
 
     The function reads several slots at a time. After an error, it continues where the last page
     ended.
@@ -132,9 +134,9 @@ class AsyncQuery(QueryBase):
         """Take further messages, in a new batch. Return the newest number of each slot.
 
         A repeated call has the same result. If messages after the numbers in `after` were already
-        taken, the call returns the numbers of these messages and takes no more. If the lease has
-        expired and other consumers have received such messages, the numbers have no messages any
-        more. So a batch may be empty.
+        taken, the call returns their numbers and takes no more messages. If the lease of these
+        messages has expired and other consumers have received them, the numbers no longer have
+        messages. So a batch may be empty.
 
         Args:
             after: Last number that the caller has recorded, for each slot. A missing slot counts as
@@ -150,7 +152,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, at most this long. Return whether there may be messages."""
+        """Wait for messages to take, for a limited time. Return whether there may be messages."""
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
@@ -158,7 +160,7 @@ class AsyncQuery(QueryBase):
         await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages. Return which messages of a batch are held, by slot.
+        """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -181,11 +183,11 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.renew({}, {}, slots, said))
 
     async def handed(self, slot: int) -> int:
-        """Return the number of a slot's newest message that `read` returned."""
+        """Return the number of the newest message of a slot that `read` has returned."""
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
-        """Iterate, in blocks, over the held messages of a slot whose numbers are in a range.
+        """Iterate, in blocks, over the messages of a slot whose numbers are in a range.
 
         Reading changes nothing: the query keeps the messages.
         """
@@ -198,13 +200,15 @@ class AsyncQuery(QueryBase):
                 yield block
 
     async def begun(self, batch: str, by: str) -> int:
-        """Record that a run of the engine has begun a batch. Return how many runs have begun it.
+        """Record that a run of the engine has begun a batch.
 
-        Use this method for an engine that gives up a batch after a number of attempts.
+        Return how many runs have begun this batch.
+
+        This method is for engines that give up a batch after a number of attempts.
 
         Args:
             batch: Name of the batch. Only one batch is recorded, so a new name begins a new count.
-            by: Name of the run. A run that calls several times in a row counts once.
+            by: Name of the run. If the same run calls several times in a row, the calls count once.
         """
         return await self._run(self._flows.count_run(batch, by))
 
@@ -215,8 +219,8 @@ class AsyncQuery(QueryBase):
             upto: Last number of the finished batch, for each slot.
             batch: Number of messages in the batch, for each slot. If `batch` is given, an `exact`
                 query also settles messages whose lease has expired, unless another consumer has
-                received them. By default, only held messages are settled, and no message counts as
-                missing.
+                received them. By default, only messages that the query still has are settled, and
+                no message counts as missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -226,7 +230,7 @@ class AsyncQuery(QueryBase):
     async def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        Use this method for an engine that has ended a batch without reading any message.
+        This method is for engines that have ended a batch without reading any message.
 
         Args:
             upto: Last number of the batch, for each slot.
@@ -241,7 +245,7 @@ class AsyncQuery(QueryBase):
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
-        returned one of these messages of a slot, no message of that slot is given back.
+        returned a message of a slot, no message of this slot is given back.
 
         Args:
             after: Last number to keep, for each slot. A missing slot counts as 0.
@@ -252,7 +256,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to the numbers in `upto` dead letters. Return their number.
+        """Make dead letters of all messages up to the numbers in `upto`. Return how many.
 
         Raises:
             QueryOwned: Another owner runs the query.

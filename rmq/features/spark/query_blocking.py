@@ -40,9 +40,9 @@ class Query(QueryBase):
         """Take further messages, in a new batch. Return the newest number of each slot.
 
         A repeated call has the same result. If messages after the numbers in `after` were already
-        taken, the call returns the numbers of these messages and takes no more. If the lease has
-        expired and other consumers have received such messages, the numbers have no messages any
-        more. So a batch may be empty.
+        taken, the call returns their numbers and takes no more messages. If the lease of these
+        messages has expired and other consumers have received them, the numbers no longer have
+        messages. So a batch may be empty.
 
         Args:
             after: Last number that the caller has recorded, for each slot. A missing slot counts as
@@ -58,7 +58,7 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, at most this long. Return whether there may be messages."""
+        """Wait for messages to take, for a limited time. Return whether there may be messages."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Query(QueryBase):
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages. Return which messages of a batch are held, by slot.
+        """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -89,11 +89,11 @@ class Query(QueryBase):
         self._run(self._flows.renew({}, {}, slots, said))
 
     def handed(self, slot: int) -> int:
-        """Return the number of a slot's newest message that `read` returned."""
+        """Return the number of the newest message of a slot that `read` has returned."""
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate, in blocks, over the held messages of a slot whose numbers are in a range.
+        """Iterate, in blocks, over the messages of a slot whose numbers are in a range.
 
         Reading changes nothing: the query keeps the messages.
         """
@@ -106,13 +106,15 @@ class Query(QueryBase):
                 yield block
 
     def begun(self, batch: str, by: str) -> int:
-        """Record that a run of the engine has begun a batch. Return how many runs have begun it.
+        """Record that a run of the engine has begun a batch.
 
-        Use this method for an engine that gives up a batch after a number of attempts.
+        Return how many runs have begun this batch.
+
+        This method is for engines that give up a batch after a number of attempts.
 
         Args:
             batch: Name of the batch. Only one batch is recorded, so a new name begins a new count.
-            by: Name of the run. A run that calls several times in a row counts once.
+            by: Name of the run. If the same run calls several times in a row, the calls count once.
         """
         return self._run(self._flows.count_run(batch, by))
 
@@ -123,8 +125,8 @@ class Query(QueryBase):
             upto: Last number of the finished batch, for each slot.
             batch: Number of messages in the batch, for each slot. If `batch` is given, an `exact`
                 query also settles messages whose lease has expired, unless another consumer has
-                received them. By default, only held messages are settled, and no message counts as
-                missing.
+                received them. By default, only messages that the query still has are settled, and
+                no message counts as missing.
 
         Raises:
             QueryOwned: Another owner runs the query.
@@ -134,7 +136,7 @@ class Query(QueryBase):
     def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        Use this method for an engine that has ended a batch without reading any message.
+        This method is for engines that have ended a batch without reading any message.
 
         Args:
             upto: Last number of the batch, for each slot.
@@ -149,7 +151,7 @@ class Query(QueryBase):
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
-        returned one of these messages of a slot, no message of that slot is given back.
+        returned a message of a slot, no message of this slot is given back.
 
         Args:
             after: Last number to keep, for each slot. A missing slot counts as 0.
@@ -160,7 +162,7 @@ class Query(QueryBase):
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages up to the numbers in `upto` dead letters. Return their number.
+        """Make dead letters of all messages up to the numbers in `upto`. Return how many.
 
         Raises:
             QueryOwned: Another owner runs the query.

@@ -83,7 +83,7 @@ def _members(page: QueryPage) -> list[bytes]:
 def _block(
     part: HeldPart, after: int, members: list[bytes], receipts: list[float], records: list[bytes]
 ) -> Block:
-    """Convert messages to columns. `receipts` is empty if no message of the slot has failed."""
+    """Convert messages to columns. If no message of the slot has failed, `receipts` is empty."""
     attempts: Sequence[int] = [1] * len(members)
     if receipts:
         attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
@@ -102,8 +102,8 @@ class PartReader:
         parts: Parts to read, in this order.
         rows: Maximum number of messages of a page.
         size: Maximum bytes of records and bodies of a page. The limit may be exceeded by one
-            message. The size of messages is estimated from the previous page. So a page may be
-            larger if the messages before it were smaller.
+            message. The reader estimates the size of messages from the previous page. So a page may
+            also exceed the limit if its messages are larger than the messages before.
     """
 
     def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
@@ -157,7 +157,7 @@ class PartReader:
         return page if page else (yield from self.read())
 
     def _tell(self) -> Flow[None]:
-        """Add the number of bytes that were read to the query's total, which its driver shows."""
+        """Add the number of bytes that were read to the total that the driver shows."""
         if self._bytes and self._last is not None:
             keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
@@ -191,7 +191,7 @@ class PartReader:
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
         """Read ids and records in one step, because a first read did not find all records.
 
-        Return None if the messages are no longer held, or if their records are lost.
+        Return None if the query no longer has the messages, or if their records are lost.
         """
         limit = min(count, BATCH_MAX)
         page = yield scripts.query_read(_keys(part), self._run, after, after + count, limit)
@@ -199,7 +199,7 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return the first records, as many as fit into the page, and the number of records."""
+        """Return as many of the first records as fit into the page, and their number."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])
@@ -209,7 +209,6 @@ class PartReader:
         return records[:cut], cut
 
     def _skip(self, count: int) -> None:
-        """Drop the ids of messages that have been read."""
         part, after, members, receipts = self._found.pop(0)
         if count < len(members):
             self._found.insert(0, (part, after + count, members[count:], receipts[count:]))

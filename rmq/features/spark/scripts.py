@@ -83,12 +83,12 @@ def _marks_key(keys: SlotKeys, run: str) -> bytes:
 
 
 def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
-    """Return the arguments that name the caller, for commands that only a query's owner may run."""
+    """Return the arguments that identify the caller, for commands that only the owner may run."""
     return clock.now_us, lease.run, lease.owner
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return the ms until another owner's ownership of the query ends, and the owner's name."""
+    """Return the ms until another owner's time ends, and the name of this owner."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 
@@ -138,9 +138,9 @@ def query_renew(
 ) -> Command[QueryLog]:
     """Renew the lease of a query, and count the messages of a batch that the query holds.
 
-    The ownership is stored in the first slot of a topic. If `owns` is set, the call renews the
-    ownership. In other slots, the call only takes the slot over from an earlier owner. `report` is
-    stored for query_inspect. If `report` is b"", the previous report is kept.
+    The ownership is stored in the first slot of a topic. With `owns`, the call renews the
+    ownership. In other slots, the call only records that an earlier owner no longer has the slot.
+    `report` is stored for query_inspect. If `report` is b"", the previous report is kept.
     """
     return Command(
         script_loader.load("query_renew"),
@@ -194,7 +194,7 @@ def query_read(
     """Return a page of the messages that a query holds, and record that a reader received them.
 
     If `records` is set, the records are returned as well. `bytes_read` is the number of bytes that
-    the caller has read so far. query_settle returns the sum over all readers.
+    the caller has read. query_settle returns the sum for all readers.
     """
 
     def parse(reply: list[Any]) -> QueryPage:
@@ -213,7 +213,7 @@ def query_read(
 
 
 def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes | None]]:
-    """Read the records of messages by a plain command. A script would cost twice as much."""
+    """Read the records of messages with a plain command. A script would cost twice as much."""
     return Command(script_loader.plain("HMGET"), (keys.records,), members, list)
 
 
@@ -260,7 +260,7 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
 def query_release(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, after: int, limit: int
 ) -> Command[QueryLog]:
-    """Give back messages of a slot after a number, if no reader has received them."""
+    """Give back the messages of a slot after a number, if no reader has received them."""
     return Command(
         script_loader.load("query_release"),
         (
@@ -275,7 +275,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make dead letters of the messages that a query holds in a slot, up to a number."""
+    """Make dead letters of a query's messages in a slot, up to a number."""
     return Command(
         script_loader.load("query_reject"),
         (
@@ -309,9 +309,9 @@ def query_fail(
 ) -> Command[str]:
     """Fail messages that a query holds in a slot. The messages must be sorted by number.
 
-    Return a character for each: `r` retry, `d` dead letter, `R` or `D` if the message was failed
-    before, `0` not held. If `retry` is set, the messages go back to the queue. Otherwise they
-    become dead letters.
+    With `retry`, the messages go back to the queue. Without it, they become dead letters. Return a
+    character for each message: `r` (to be retried), `d` (a dead letter), `R` or `D` (failed by an
+    earlier call), or `0` (not a message of the query).
     """
     return Command(
         script_loader.load("query_fail"),
@@ -381,9 +381,9 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for some time, or delete the stage if the time is 0.
+    """Keep a stage for some time.
 
-    `length` is the number of elements that the stage must have.
+    If the time is 0, delete the stage. The call fails if the stage does not have `length` elements.
     """
     return Command(
         script_loader.load("stage_keep"),
@@ -429,7 +429,10 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Record the stages of a batch, once. If `stages` is b"", only read the recorded stages."""
+    """Record the stages of a batch, unless stages were recorded before.
+
+    If `stages` is b"", only read the recorded stages.
+    """
     return Command(
         script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
     )

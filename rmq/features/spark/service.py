@@ -1,4 +1,4 @@
-"""Watch queries for `/metrics`: the messages that they hold, and the reports of their drivers."""
+"""Read the queries of all topics for `/metrics`: their messages and their drivers' reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_TOPIC = 50  # maximum number of queries that are read of a topic
 
 
 class _Look(NamedTuple):
-    """The result of the last reading of a topic's queries."""
+    """The queries of a topic at the last reading."""
 
     at: float  # time of the reading, by the monotonic clock
     delivered: int

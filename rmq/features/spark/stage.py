@@ -70,7 +70,7 @@ def columns_of(
     types: Sequence[Any] | None,
     groups: Sequence[Any] | None,
 ) -> stage_flows.Columns:
-    """Return the columns that were passed to `push_bodies`, by field of a message."""
+    """Return the columns that were passed to `push_bodies`, by the name of the message's field."""
     columns = {
         "priority": priorities, "slot_basis": slot_bases, "headers": headers, "type": types,
         "group": groups,

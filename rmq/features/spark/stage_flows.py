@@ -134,7 +134,7 @@ class StageFlows:
         return self.content
 
     def _noting(self, push: Flow[StageContent]) -> Flow[int]:
-        """Run a push, and record its outcome. Return the number of messages in the stage."""
+        """Run a push, and record whether it failed. Return the number of messages in the stage."""
         # Cleared until the push succeeds, because a repeated push would create new message ids.
         self._failed = True
         self.content = yield from push
@@ -149,8 +149,8 @@ class StageFlows:
         """Put messages, given as columns, into the stage. Return the stage's number of messages.
 
         The result is the same as with `push`, but this method is much faster, because it creates no
-        message objects. Consecutive messages of a slot are a run. Only the first message of a run
-        gets a new id, and the other ids count up from this id.
+        message objects. Consecutive messages of a slot are a run. The first message of a run gets a
+        new id, and the ids of the other messages count up from this id.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
@@ -330,7 +330,7 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages whose records begin with equal bytes. Their ids follow the id `first`."""
+        """Add messages whose records begin with the same bytes. Their ids follow the id `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
@@ -348,7 +348,7 @@ class _StageCalls:
 
 
 def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
-    """Return the entry that publish moves in one step."""
+    """Return an entry: messages that `publish` moves in one step."""
     merging = batch.merging
     if merging is None:
         return [*ids.members_of(batch.ids), *batch.parts]
@@ -362,7 +362,7 @@ def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Delete stages, except those of a batch whose publication the query has begun."""
+    """Delete stages. If a query has begun to publish a batch, the stages of this batch are kept."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -379,10 +379,9 @@ def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
-    """Keep stages for some time, or delete the stages if the time is 0.
+    """Keep stages for some time, or delete them if the time is 0.
 
-    If `whole` is set, the stages are complete: check their lengths, and wait until they are
-    durable.
+    With `whole`, check that the stages are complete, and wait until they are durable.
     """
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
@@ -411,7 +410,7 @@ def _durably(context: TopicContext, calls: Sequence[Command[Any]]) -> Flow[list[
 def _by_topic(
     context: TopicContext, staged: Sequence[StageContent]
 ) -> Flow[list[tuple[TopicContext, list[StageContent]]]]:
-    """Open the topics of stages. Return each topic with its stages, the caller's topic last."""
+    """Open the topics of stages. Return each topic with its stages. The caller's topic is last."""
     of = defaultdict[str, list[StageContent]](list)
     for stage in staged:
         of[stage.topic or context.name].append(stage)

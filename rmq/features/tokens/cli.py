@@ -103,7 +103,7 @@ def _left(token: rmq.AccessToken, now_ms: float) -> str:
 @token.command(examples=("rmq token revoke grafana",))
 @click.argument("name")
 def revoke(name: str) -> None:
-    """Revoke the token NAME. Within 5 s servers refuse it, and its sessions end."""
+    """Revoke the token NAME. Within 5 s, servers refuse the token, and its sessions end."""
     common = common_options()
     with common.client() as client:
         if not client.admin.token_revoke(name):

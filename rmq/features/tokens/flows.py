@@ -29,7 +29,7 @@ _WHAT = "sessions"  # name of these flows in errors
 
 
 def session_store(prefix: str, digest: str, text: str, idle_ms: int) -> Flow[None]:
-    """Store a session, which expires after `idle_ms` without use."""
+    """Store a session. It expires when it was not used for `idle_ms`."""
     yield RawCommand(_WHAT, "SET", keys.session_key(prefix, digest), text, "PX", idle_ms)
 
 
@@ -50,7 +50,7 @@ def session_end(prefix: str, digest: str) -> Flow[None]:
 
 
 def server_secret(prefix: str) -> Flow[bytes]:
-    """Return the secret of all servers of a prefix, which the first server creates."""
+    """Return the secret that all servers of a prefix share. The first server creates it."""
     key = keys.server_secret_key(prefix)
     yield RawCommand(_WHAT, "SET", key, secrets.token_hex(32), "NX")
     found: bytes = yield RawCommand(_WHAT, "GET", key)
@@ -131,7 +131,7 @@ def token_revoke(prefix: str, name: str) -> Flow[bool]:
 
 
 def tokens_by_id(prefix: str) -> Flow[tuple[dict[str, AccessToken], int]]:
-    """Return all tokens by id, and the time of Redis' clock, in epoch ms."""
+    """Return all tokens by id, and the time of Redis in epoch ms."""
     found = yield from _read(prefix)
     now_ms = yield from server_ms("tokens")
     return {token.id: token for token in found}, now_ms
@@ -148,5 +148,4 @@ def _read(prefix: str) -> Flow[list[AccessToken]]:
 
 
 def _pairs(reply: Any) -> Mapping[bytes, bytes]:
-    """Return the reply of HGETALL, which redis-py returns as a dict or as a list."""
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))

@@ -41,8 +41,9 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         The scripts use the new settings immediately, also for waiting messages. Clients that use
         the topic follow a change of `default_priority`, `max_body`, `expires`, `durability` and
-        `overflow` within 30 s. A running consumer or worker keeps its `lease`. A program that opens
-        the topic with another value gets SettingsMismatch, so change its code as well.
+        `overflow` within 30 s. A running consumer or worker keeps its `lease`. Change the code of
+        your programs as well: a program that opens the topic with another value gets
+        SettingsMismatch.
 
         Args:
             topic: Name of the topic.
@@ -56,7 +57,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
             unless they pass `unless_changed`.
 
         Raises:
-            InvalidValue, InvalidType: A setting cannot be changed, or not to this value.
+            InvalidValue, InvalidType: A setting cannot be changed, or the new value is not valid.
             SettingsMismatch: The topic differs from `unless_changed`.
             TopicNotFound: The topic does not exist.
         """
@@ -123,10 +124,9 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """Change the number of slots of a topic while it is in use. Return the progress.
 
         Messages stay in their slots with their ids. The new number of slots decides to which slot a
-        new message goes. If older messages with the same `slot_basis` are in another slot, a slot
-        delivers new messages only after the older messages are settled or dead. This call waits for
-        the older messages. If it is interrupted, repeat the call, or let a server (`rmq server`)
-        finish the resize.
+        new message goes. A new message may wait for older messages with the same `slot_basis` in
+        another slot, until these are settled or dead. This call waits for the older messages. If it
+        is interrupted, repeat the call, or let a server (`rmq server`) finish the resize.
 
         Args:
             topic: Name of the topic.
@@ -140,9 +140,9 @@ class AsyncTopicAdmin(AsyncAdminPart):
         Guarantee:
             No message is lost or stored twice. Messages with the same `slot_basis` stay in order: a
             message that is sent after the resize is not delivered before an earlier message that is
-            due. This does not hold for messages with your own id or a dedup key. For such messages,
-            merge keys and claims, RMQ always uses the topic's first number of slots. RMQ does not
-            wait for delayed messages.
+            due. There are two exceptions. New messages do not wait for delayed messages. For
+            messages with your own id or a dedup key, and for merge keys and claims, RMQ always uses
+            the topic's first number of slots.
 
         Raises:
             InvalidValue: The number of slots is not allowed, or the topic has a limit or is
@@ -174,9 +174,10 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Guarantee:
             If the call is interrupted, either no client can open the topic, or sends stay paused
-            (by "topic_delete"). Then repeat the call, or resume sends. A slot is deleted completely
-            or not at all. Without `force` no message is deleted: sends raise TopicPaused while all
-            slots are checked, and nothing is deleted if a slot contains a message.
+            (by "topic_delete"). In both cases, repeat the call. If sends are paused, you can also
+            resume them. A slot is deleted completely or not at all. Without `force` no message is
+            deleted: sends raise TopicPaused while all slots are checked, and nothing is deleted if
+            a slot contains a message.
 
         Raises:
             TopicNotEmpty: The topic contains messages or has batches that are not done, and `force`
@@ -194,7 +195,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         return await self._run(stats.stats_by_slot(self._context(topic)))
 
     async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
-        """Count the messages of a topic that are due now, or become due within some time spans.
+        """Count the messages of a topic that are due now, or become due within certain times.
 
         The counts include messages with a due time: delayed messages, messages that wait for other
         messages to merge with, and waiting retries. They include messages that are due already, for

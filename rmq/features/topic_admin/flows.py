@@ -137,7 +137,7 @@ def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) ->
 
 
 def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
-    """Use the changed settings in this context, and write them to the slots of the topic."""
+    """Use the changed settings in this process, and write them to the slots of the topic."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
     kept = settings.from_redis(context.name, changed.kept)
@@ -161,10 +161,10 @@ def topic_delete(
 ) -> Flow[DeleteResult]:
     """Delete a topic. Return its message counts.
 
-    Unless the deletion is forced, sends are paused first. So no slot is deleted before all slots
-    have been found empty. Then the topic is marked, so that no client can open it. Then each slot
-    is deleted in one step. Finally, the keys that only a scan finds are deleted, and then the topic
-    itself. After an interruption, run the deletion again.
+    Unless the deletion is forced, sends are paused first, and no slot is deleted before all slots
+    were found empty. Then the topic is marked, so that no client can open it. Then each slot is
+    deleted in one step. Finally, RMQ deletes the keys that only a scan finds, and the topic itself.
+    After an interruption, run the deletion again.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -231,7 +231,7 @@ def topic_delete(
 
 
 def _restore(context: TopicContext) -> Flow[None]:
-    """Remove the mark of a deletion that has begun, and create its deleted slots again, empty."""
+    """Undo a deletion that has begun: remove its mark, and create the deleted slots again."""
     yield from opening.write_slots(context)
     yield scripts.topic_close(context, context.identity, False)
 

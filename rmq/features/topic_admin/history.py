@@ -18,10 +18,11 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Store readings of a topic's counts in its history, at the resolutions of `rings`.
+    """Store readings of a topic's counts in the rings of its history.
 
-    A ring is a history of fixed length with one reading for each step of time. If several readings
-    fall into the same step, only the last is stored. Return False if the topic is gone.
+    A ring is a history of fixed length that has one reading for each step of time. If several
+    readings are from the same step, only the last of them is stored. Return False if the topic is
+    gone.
     """
     places = {
         ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings

@@ -57,7 +57,7 @@ class SamplesQuery(Request):
 
 
 class DeleteTopicQuery(Request):
-    """Options of a deletion. `confirm` is the name of the topic."""
+    """Options of a deletion. `confirm` must be the name of the topic."""
 
     confirm: Name
     force: bool = False
@@ -211,8 +211,8 @@ async def delete_topic(
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
     """Change settings of a topic while it is in use. `slots` and `groups` cannot be changed.
 
-    With the header If-Match and an ETag of the topic, the request changes nothing if the topic's
-    settings, pauses or resize have changed since that ETag.
+    With the header If-Match, the request changes nothing if the settings, the pauses or the resize
+    of the topic have changed since its ETag was read.
     """
     read = None
     if_match = context.headers.get("If-Match", "*")
@@ -252,7 +252,7 @@ class Resized(Answer):
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is in use, or continue an interrupted change.
 
-    The response comes before the resize is finished: new messages of some slots wait for older
+    The server responds before the resize is finished: new messages of some slots wait for older
     messages until `pending` is 0. The server continues the resize, and the topic's `resizing` shows
     its progress.
     """
@@ -324,7 +324,7 @@ async def get_stats_by_slot(context: RequestContext, path: TopicPath) -> SlotSta
 
 
 class DueCounts(Answer):
-    """Messages of a topic by due time. Immediate messages with a priority are not counted."""
+    """Numbers of messages of a topic by due time. Messages without a due time are not counted."""
 
     topic: str
     counts: list[DueCount]
@@ -371,7 +371,7 @@ class Resizing(Answer):
 
 
 class DueCount(Answer):
-    """The number of messages that are due within one range of time.
+    """The number of messages that become due within a range of time.
 
     Attributes:
         within_s: End of the range, in seconds from now. The range begins at the end of the previous

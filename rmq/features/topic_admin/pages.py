@@ -1,4 +1,4 @@
-"""The overview of all topics. Pages of a topic: counts, slots, settings, resize, deletion."""
+"""The overview of all topics, and a topic's pages: counts, slots, settings, resize, deletion."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ async def overview(request: PageRequest) -> View:
 
 
 def _marks(found: Sequence[Any]) -> dict[str, dict[str, str]]:
-    """Return the titles of problems with their severities, by topic, worst topic first."""
+    """Return the titles and severities of problems by topic.
+
+    Topics with the worst problems are first.
+    """
     marks: dict[str, dict[str, str]] = {}
     for each in found:
         for topic in each.topics if each.severity in GRAVE else ():
@@ -217,7 +220,10 @@ def _settings_view(
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
 async def set_topic(request: PageRequest) -> View | Redirect:
-    """Change the settings that the user has edited. Changes by others are kept."""
+    """Change the settings that the user has edited.
+
+    Changes that other users made meanwhile are kept.
+    """
     settings = await request.context.admin.settings(request.topic)
     values, found = settings.shown(), _form(settings)
     form = dict(request.form)
@@ -337,7 +343,10 @@ def _form(settings: Settings) -> dict[str, str]:
 
 
 def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the form showed, as text, or else the current settings."""
+    """Return the settings that the form showed, as text.
+
+    If the form has none, return the current settings.
+    """
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

@@ -1,10 +1,10 @@
 """Change the number of slots of a topic while it is in use.
 
 No message moves to another slot. First, the topic's hash gets the new number of slots. Then each
-slot gets a newer creation stamp, so that it refuses sends that use the former number, and records
-its last message. New messages with some `slot_basis` may now go to another slot than older messages
-with the same basis. That other slot delivers nothing until the older messages are gone. Any process
-can repeat every step. docs/decisions/0041-resize.md explains why.
+slot records its last message and gets a newer creation stamp. With the new stamp, it refuses sends
+that use the former number of slots. A new message may now go to another slot than older messages
+with the same `slot_basis`. The other slot delivers nothing until the older messages are gone. Any
+process can repeat every step. docs/decisions/0041-resize.md explains why.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ResizeResult(NamedTuple):
     Attributes:
         before: Former number of slots.
         after: Requested number of slots.
-        waiting: Number of older messages, in former slots, that newer messages wait for.
+        waiting: Number of older messages in former slots. Newer messages wait for them.
         in_flight: Number of messages in flight in the former slots.
         pending: Number of former slots that may still contain older messages. With 0 the resize is
             finished.
@@ -51,7 +51,7 @@ class ResizeResult(NamedTuple):
 
 @dataclass(slots=True)
 class Passes:
-    """The progress of reading the former slots, for a process that continues later.
+    """How far the former slots have been read, so that a process can continue later.
 
     Attributes:
         since_ms: Start of the resize to which the progress belongs.
@@ -124,7 +124,7 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
 
 
 def _awaited(before: int, after: int) -> tuple[int, ...]:
-    """Return the former slots whose messages must be delivered before newer messages elsewhere."""
+    """Return the former slots whose messages must be delivered before messages of other slots."""
     if before == after:
         return ()
     return tuple(range(after if after < before else 0, before))
@@ -179,7 +179,7 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 
 
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
-    """Write the new number of slots to the topic's hash. This starts the resize."""
+    """Start the resize: write the new number of slots to the topic's hash."""
     since_ms = yield from server_ms("topic_resize")
     dealt = (yield from _waiting(context)) if context.settings.max_length else ()
     while True:
@@ -205,9 +205,10 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _give(context: TopicContext) -> Flow[None]:
-    """Write new settings and a new creation stamp to the slots, which then refuse old clients.
+    """Write new settings and a new creation stamp to the slots.
 
-    List the topic's schedules with the new stamp.
+    The slots then refuse clients with the former stamp. The list of schedules also gets the new
+    stamp.
     """
     # Schedulers find an entry only if slot 0 has its stamp, so the new entry is added first.
     listed = yield from scheduled.read(context.prefix)
@@ -235,11 +236,12 @@ def _await_messages(
     progress: Progress | None = None,
     rounds: int | None = None,
 ) -> Flow[int]:
-    """Let slots deliver that no longer need to wait. Return how many slots may have older messages.
+    """Release the slots that no longer need to wait.
 
-    One reading of all records of each slot finds older messages. A page is read again until it has
-    no older message, because older messages never move to earlier pages. `rounds` is the maximum
-    number of pages per slot, or None for no limit.
+    Return how many slots may have older messages. To find older messages, the records of each slot
+    are read once, in pages. A page is read again until it has no older message, because older
+    messages never move to earlier pages. `rounds` is the maximum number of pages per slot, or None
+    for no limit.
     """
     resizing = _resizing(context)
     if resizing is None:
@@ -291,7 +293,7 @@ def _await_messages(
 
 
 def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
-    """Return whether older messages may be left. Change nothing.
+    """Return whether older messages may still exist. Change nothing.
 
     Args:
         context: Opened context of a topic that is being resized.
@@ -328,11 +330,11 @@ def _resizing(context: TopicContext) -> Resizing | None:
 def _note_gone(
     context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
 ) -> Flow[None]:
-    """Record slots without older messages in the topic's hash, and let waiting slots deliver.
+    """Record in the topic's hash which slots have no older messages, and let waiting slots deliver.
 
-    `delivered` is the largest delivery number in these slots. It is recorded in the same step, so
-    that the waiting slots continue with larger numbers. So the delivery number (`Delivery.fence`)
-    keeps growing for messages with the same `slot_basis`.
+    `delivered` is the largest delivery number (`Delivery.fence`) in these slots. The waiting slots
+    continue with larger numbers, so the delivery number keeps growing for messages with the same
+    `slot_basis`.
     """
     while True:
         layout, resizing = context.settings.layout, _resizing(context)

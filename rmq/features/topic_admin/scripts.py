@@ -17,7 +17,7 @@ from rmq.kernel.transport.lua import script_loader
 def topic_set(
     context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
 ) -> Command[TopicReply]:
-    """Change settings of a topic, if the topic has this revision or if `revision` is None.
+    """Change settings of a topic. If `revision` is set, the topic must have this revision.
 
     The state is -1 if the topic is missing or being deleted. The state is -2 if the topic has
     another revision.
@@ -48,7 +48,10 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Record a pause of deliveries or sends. The reply has the same states as in topic_set."""
+    """Record a pause of deliveries or sends.
+
+    The states in the reply are the same as for topic_set.
+    """
     return Command(
         script_loader.load("topic_pause"),
         (context.key,),

@@ -1,9 +1,9 @@
 """The services of `rmq server` for topics: finish resizes, delete old data, store samples.
 
 The server finishes a resize whose command was interrupted or killed. It deletes dead letters after
-the `dead_retention` of their topic, and the trash and temporary records of slots when they expire.
-Without the setting `dead_retention`, a topic keeps its dead letters forever. These deletions are
-counted (`dead_dropped`) and logged.
+the `dead_retention` of their topic, and logs and counts these deletions (`dead_dropped`). Without
+this setting, a topic keeps its dead letters forever. The server also deletes expired messages of
+the trash, and expired temporary records of slots.
 
 Samples of the figures of all topics are stored for `Admin.samples` and the console.
 """
@@ -32,11 +32,11 @@ EVERY_GOING_S = 1.0  # interval during a resize
 
 
 class Resizes(SurveyedService):
-    """Continues resizes: switches slots to the new number, and lets slots that waited deliver.
+    """Continues resizes: switches slots to the new number, and lets waiting slots deliver.
 
     A slot waits until no older messages exist. The server reads the counts of all topics regularly,
-    and so finds a resize at most 80 s after its start. A running command may do the same work at
-    the same time, without conflict.
+    so it finds a resize at most 80 s after its start. A command may work on the same resize at the
+    same time.
     """
 
     name = "resizes"
@@ -88,7 +88,10 @@ WITHOUT_S = 1200.0  # time between two cleanups of other topics, for sessions an
 
 
 class Retention(SurveyedService):
-    """Deletes old data: each minute in topics with dead letters to delete, else more rarely."""
+    """Deletes old data.
+
+    Topics that have dead letters to delete are cleaned every minute, and other topics less often.
+    """
 
     name = "retention"
     every_s = RETENTION_EVERY_S
@@ -123,8 +126,8 @@ SAMPLER_EVERY_S = 10.0
 class Sampler(SurveyedService):
     """Stores samples of the topics whose counts have changed since the last reading.
 
-    An idle topic costs one command in ten minutes. When its figures change, the previous figures
-    are stored as well, so that the growth does not seem to have lasted ten minutes. If no server
+    An idle topic costs one command in ten minutes. When the figures of a topic change, the previous
+    figures are stored as well. Otherwise, a change after idle minutes would look slow. If no server
     runs for more than ten minutes, the history has a gap.
     """
 

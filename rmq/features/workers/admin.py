@@ -22,13 +22,13 @@ class AsyncWorkerAdmin(AsyncAdminPart):
     async def workers_wanted(
         self, topic: str, min: int = 1, max: int | None = None
     ) -> WorkersWanted:
-        """Return how many worker processes a topic needs, with the terms of the calculation.
+        """Return how many worker processes a topic needs, and how this number was calculated.
 
         An executor is a thread or task that runs a handler. By Little's law, busy executors =
         arrival rate x mean run time + backlog x mean run time / time to work off the backlog. The
         backlog is the number of messages that may be received now. The topic's `slo` sets the time
         to work off the backlog, by default a minute. Processes = executors / executors of a
-        process. If a term is unknown, the result says so and is at least the present number of
+        process. If a term is unknown, the result names it, and is at least the present number of
         processes. This call starts no process.
 
         Args:

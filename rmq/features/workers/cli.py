@@ -69,7 +69,7 @@ def list_workers(topic: str | None) -> None:
 def show(worker: str) -> None:
     """Show a worker process: its handlers, their counts, and its oldest runs (at most 20).
 
-    ID is the id in `rmq worker ls`, or its beginning.
+    ID is the id in `rmq worker ls`, or the beginning of this id.
     """
     common = common_options()
     with common.client() as client:
@@ -138,7 +138,7 @@ def wanted(topic: str, min: int, max: int | None) -> None:
     mean run time + backlog x mean run time / time to work off the backlog. The backlog is the
     number of messages that may be received now. The topic's slo sets the time to work off the
     backlog; without an slo, this time is 60 seconds. Processes = needed executors / executors of a
-    process. The command lists figures that it does not know.
+    process. The command also lists the figures that are unknown.
     """
     common = common_options()
     with common.client() as client:

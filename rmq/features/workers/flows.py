@@ -1,8 +1,8 @@
 """Report the status of a worker process, remove it, and list all processes.
 
-Each process has a key that expires, and a member of a sorted set whose score is the time of the
-expiry by Redis' clock. All flows are plain commands that are safe to repeat. If a command of a
-report is lost, the next report makes up for it.
+Each process has a key that expires. A sorted set lists the processes. The score of a process is the
+time at which its key expires, by Redis' clock. All flows are plain commands that are safe to
+repeat. If a command of a report is lost, the next report replaces it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPORT, LIST = "report of a worker", "workers"  # names of these flows in errors
 
 
 def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) -> Flow[None]:
-    """Store the status of a process, and drop the ids of dead processes.
+    """Store the status of a process, and remove the ids of dead processes.
 
     Args:
         prefix: First part of every key.

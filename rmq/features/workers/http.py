@@ -34,15 +34,15 @@ class WantedQuery(Request):
 
 
 class Wanted(Answer):
-    """How many worker processes a topic needs, and the terms of the calculation.
+    """How many worker processes a topic needs, and how this number was calculated.
 
     Attributes:
         processes: Number of processes that are needed.
         running: Number of processes that handle the topic now.
         executors: arrival_per_s * run_s + backlog * run_s / work_off_s, or null if a term is
             unknown.
-        arrival_per_s: Messages that became ready per second, in the last minute or in the last five
-            minutes, whichever is more. null if unknown.
+        arrival_per_s: Messages that became ready per second. The larger of the rates in the last
+            minute and in the last five minutes. null if unknown.
         run_s: Mean time for which a message occupies an executor, or null if unknown.
         backlog: Number of messages that may be received now.
         work_off_s: Time in which the backlog is to be worked off.

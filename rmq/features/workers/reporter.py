@@ -34,7 +34,7 @@ PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
 
 
 class _MeanRun:
-    """The mean run time of a handler's deliveries, with more weight on the last minutes."""
+    """The mean run time of a handler's deliveries. Recent runs have more weight."""
 
     def __init__(self, at: float) -> None:
         self._at = at
@@ -132,7 +132,7 @@ class StatusReporter:
         )  # fmt: skip
 
     def _cancelled_ms(self, index: int, delivery: InnerDelivery, now: float) -> int | None:
-        """Return the ms since a request to cancel a run, or None if there is no request."""
+        """Return the ms since the cancellation of a run was requested, or None if it was not."""
         cancellation = delivery.cancellation
         is_batch = bool(self._queues[index].handler.batch)  # a batch is not interrupted
         if is_batch or cancellation is None or not cancellation.is_set():

@@ -20,10 +20,10 @@ EVERY_S = 30.0
 
 
 class WorkerRecords:
-    """Removes the ids of processes whose last report is half a minute old, as workers do.
+    """Removes the ids of processes that have not reported for half a minute.
 
-    A stopping process removes its own id. So a process that is found here was killed, or cannot
-    reach Redis.
+    Workers do this as well. A process that stops removes its own id, so a process without reports
+    was killed or cannot reach Redis.
     """
 
     name = "worker_records"

@@ -37,9 +37,9 @@ class HandlerStatus:
             or to be settled.
         counts: Number of deliveries since the start, by "received" and by each verb that settled
             them.
-        run_s: Mean time for which a delivery occupies a thread or task, with more weight on the
-            last minutes. None if no run has ended, or if the worker's version of RMQ does not
-            report it.
+        run_s: Mean time for which a delivery occupies a thread or task. Recent runs have more
+            weight. None if no run has ended, or if the worker's version of RMQ does not report this
+            time.
     """
 
     topic: str
@@ -61,8 +61,8 @@ class HandlerRun:
         handler: Name of the handler's function.
         since: Start of the run.
         seconds: Duration of the run at the time of the report.
-        cancelled_s: Seconds since somebody requested to cancel the delivery. None if there was no
-            request. Always None for a batch, because a batch is not interrupted.
+        cancelled_s: Seconds since the cancellation of the delivery was requested, or None. Always
+            None for a batch, because a batch is not interrupted.
     """
 
     id: str
@@ -112,9 +112,9 @@ class WorkerStatus:
     def long_runs(self, lease_s: Mapping[str, float]) -> list[HandlerRun]:
         """Return runs that take far longer than usual: their handlers may hang.
 
-        Such a run takes longer than 10 times the mean, and longer than a minute or the lease of
-        its topic, whichever is shorter. If no run has ended yet, the lease is the limit. A run that
-        has ignored a request to cancel it for 10 s also counts.
+        A run is included if its time exceeds two limits: 10 times the mean, and the shorter of a
+        minute and the lease of its topic. If no run has ended yet, the lease is the only limit. A
+        run is also included if its cancellation was requested more than 10 s ago.
 
         Args:
             lease_s: Lease of each topic in seconds. Runs of other topics are omitted.
@@ -151,8 +151,8 @@ def write_status(
         host, pid, process, version, handlers: Fields of `WorkerStatus`.
         age_ms: Time since the start of the process.
         keep_ms: Time for which the report is kept.
-        runs: Id of the message, index of the handler, and age in ms of each run.
-        cancelled_ms: Time since a request to cancel each run, or None.
+        runs: For each run, id of the message, index of the handler, and age in ms.
+        cancelled_ms: For each run, time since its cancellation was requested, or None.
     """
     return json.dumps(
         {

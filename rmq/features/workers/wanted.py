@@ -5,8 +5,9 @@ second times mean run time. A backlog needs additional executors, which work off
 time of the topic's `slo`, by default a minute. The number of processes is the sum of both, divided
 by the executors of a process.
 
-Only work that may run now counts: not delayed messages, not messages that a pause or a limit holds
-back, and not messages in flight. The limits of Redis, databases or providers are not considered.
+Only messages that may be delivered now count. Delayed messages, messages that a pause or a limit
+holds back, and messages in flight do not count. The limits of Redis, databases or providers are not
+considered.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WINDOW_LEAST_S = 10.0  # shortest period of an arrival rate
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
-    """How many worker processes a topic needs, and the terms of the calculation.
+    """How many worker processes a topic needs, and how this number was calculated.
 
     Attributes:
         processes: Number of processes that are needed: executors / executors_per_process, rounded
@@ -38,10 +39,10 @@ class WorkersWanted:
         running: Number of processes that handle the topic now.
         executors: arrival_per_s * run_s + backlog * run_s / work_off_s, or None if a term is
             unknown.
-        arrival_per_s: Messages that became ready per second (sends and retries), in the last minute
-            or in the last five minutes, whichever is more. None if unknown.
-        run_s: Mean time for which a message occupies an executor, with more weight on the last
-            minutes. None if unknown.
+        arrival_per_s: Messages that became ready per second (sends and retries). The larger of the
+            rates in the last minute and in the last five minutes. None if unknown.
+        run_s: Mean time for which a message occupies an executor. Recent runs have more weight.
+            None if unknown.
         backlog: Number of messages that may be received now.
         work_off_s: Time in which the backlog is to be worked off.
         executors_per_process: Executors of a process that handles the topic, or None if there is no
@@ -89,7 +90,7 @@ def wanted(
         before: Figures of five minutes ago and of one minute ago, or None. The larger of the two
             arrival rates is used. So an increase is noticed early, and a minute without arrivals
             does not reduce the result.
-        workers: All processes. Processes of other topics do not count.
+        workers: All processes. Processes that handle only other topics are ignored.
         low: Minimum of the result.
         high: Maximum of the result, or None for no maximum.
     """
@@ -119,7 +120,7 @@ def processes(
     per_process: float | None,
     running: int,
 ) -> tuple[int, float | None, str]:
-    """Return how many processes are needed, how many executors, and which terms are unknown.
+    """Return the number of needed processes, the number of needed executors, and the unknown terms.
 
     If a term is unknown, the result is at least the present number of processes.
     """
@@ -162,7 +163,7 @@ def _run_s(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
 
 
 def _executors(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
-    """Return how many handlers of the topic a process can run at a time, on average."""
+    """Return how many runs of the topic's handlers a process can have at a time, on average."""
     concurrency = [
         handler.concurrency
         for worker in workers

@@ -1,4 +1,4 @@
-"""Send acks of the same time together, from a thread."""
+"""Collect acks for a few milliseconds, and send them together from a thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ GATHER_S = 0.005  # shortest time between two commands
 
 
 class AckSender:
-    """Sends acks together. An ack waits until the previous command was sent GATHER_S ago.
+    """Sends several acks in one command.
+
+    A command is sent at least GATHER_S after the previous command.
 
     Args:
         send: Function that acks the messages of several tags. It must not raise.

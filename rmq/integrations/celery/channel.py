@@ -1,8 +1,8 @@
-"""The channel of kombu: queues are topics, reply queues are lists, fanout exchanges publish.
+"""The channel of kombu. Queues are topics, reply queues are lists, and fanout exchanges publish.
 
-A queue that expires, such as a reply queue, is a list. Its messages have no lease.
-A temporary queue of a fanout exchange is a subscription. All other queues are topics. A topic is
-made when it is first used.
+A queue that expires, such as a reply queue, is a list. Its messages have no lease. A temporary
+queue of a fanout exchange is a subscription. All other queues are topics. A topic is created when
+it is first used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _codec = codec_of("json")
 
 
 class QoS(virtual.QoS):
-    """Settles deliveries: ack, reject to the DeadQueue, and release to give a message back."""
+    """Settles deliveries: acks them, makes them dead letters, or gives them back."""
 
     def ack(self, delivery_tag: str) -> None:
         """Settle a message as done."""
@@ -38,7 +38,7 @@ class QoS(virtual.QoS):
         self.channel.inbox.ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Make a message a dead letter, or give it back at the cost of a retry."""
+        """Make a message a dead letter, or give it back for a retry."""
         self.channel.inbox.settle("requeue" if requeue else "reject", [delivery_tag])
         super().ack(delivery_tag)
 
@@ -67,7 +67,7 @@ class Channel(virtual.Channel):
 
     @property
     def inbox(self) -> Any:
-        """The threads that receive for the connection."""
+        """The threads that receive messages for the connection."""
         return self.connection.inbox
 
     # --- queues ---------------------------------------------------------------------------------
@@ -94,7 +94,10 @@ class Channel(virtual.Channel):
             self._keep_list(queue, seconds)
 
     def _keep_list(self, queue: str, seconds: float) -> None:
-        """Tell other programs that a queue is a list, for as long as the list may be unused."""
+        """Record in Redis that a queue is a list, so that other programs know it.
+
+        The record expires like the list.
+        """
         self.connection.shared.add(f"list:{queue}", f"{seconds!r}".encode(), expires=seconds)
 
     def _list_s(self, queue: str) -> float | None:
@@ -242,7 +245,10 @@ class Channel(virtual.Channel):
             self._put(queue, message)
 
     def _durable_of(self, exchange: str) -> list[str]:
-        """Return the queues of a fanout exchange that are topics. They are read once a second."""
+        """Return the queues of a fanout exchange that are topics.
+
+        Redis is read at most once a second.
+        """
         until, queues = self.connection.durable_of.get(exchange, (0.0, []))
         if time.monotonic() >= until:
             queues = [binding[2] for binding in self.get_table(exchange)]
@@ -285,7 +291,7 @@ class Channel(virtual.Channel):
         return True
 
     def _matches(self, queue: str, routing_key: str) -> bool:
-        """Return whether a fanout queue takes a routing key: it may be bound with a pattern."""
+        """Return whether a routing key matches the binding of a fanout queue, maybe a pattern."""
         _, bound = self.connection.fanouts.get(queue, ("", ""))
         if not bound or ("*" not in bound and "#" not in bound):
             return True
@@ -307,7 +313,7 @@ class Channel(virtual.Channel):
         self.inbox.consume(source)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Consume a queue no more."""
+        """Stop consuming a queue."""
         queue = self._tag_to_queue.get(consumer_tag)
         super().basic_cancel(consumer_tag)
         if queue is not None and queue not in self._active_queues:
@@ -316,6 +322,6 @@ class Channel(virtual.Channel):
     def basic_qos(
         self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
     ) -> None:
-        """Set how many messages of the channel may be unsettled. 0 is no limit."""
+        """Set the maximum number of unsettled messages of the channel. 0 means no limit."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         self.inbox.note_room()

@@ -2,7 +2,7 @@
 
 The body of a topic's message is a JSON object with the parts of kombu's message, so the command
 line and the console show the name and the arguments of a task. The key of the task's own body says
-how it is written:
+how the body is encoded:
 
 * "body": the JSON itself, if the content type is JSON
 * "text": any other text
@@ -38,7 +38,7 @@ def pack(message: Mapping[str, Any], readable: bool = True) -> dict[str, Any]:
     """Return the object that is stored for a message of kombu.
 
     Args:
-        message: Message of kombu, as `Channel.prepare_message` makes it.
+        message: Message of kombu, from `Channel.prepare_message`.
         readable: Whether a JSON body is stored as JSON. False stores its text.
     """
     properties = {k: v for k, v in message["properties"].items() if k not in _OF_ONE_SEND}
@@ -70,8 +70,8 @@ _read_json = json.JSONDecoder(parse_constant=_no_constant).decode
 def unpack(packed: Any, tag: str, redelivered: bool = False) -> dict[str, Any]:
     """Return the message of kombu in a stored object.
 
-    A message that another program has sent to the topic becomes a message without headers, with a
-    JSON body.
+    If another program has sent the message to the topic, it becomes a message with a JSON body and
+    without headers.
 
     Args:
         packed: Stored object.
@@ -114,7 +114,10 @@ def send_options(message: Mapping[str, Any], reverses_priorities: bool) -> dict[
 
 
 def _task_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the headers of a task, or its body if it has the first version of the protocol."""
+    """Return the headers of a task.
+
+    In the first version of Celery's protocol, its body has them.
+    """
     headers: Mapping[str, Any] = message["headers"]
     if "task" not in headers and message.get("content-type") == JSON and _is_plain(message):
         try:

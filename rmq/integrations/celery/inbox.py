@@ -1,12 +1,11 @@
 """Receive messages in threads, and wake the event loop of the program.
 
-Each consumed queue has a thread that waits for its topic. A second thread waits for published data,
-and a third thread renews the leases. So no loop polls, and a pool that blocks the loop loses no
-lease. The threads put messages into an inbox. One byte on a socket wakes the loop, which reads the
-inbox.
-
-In a worker, a fourth thread sends acks, at least GATHER_S after the previous acks. A receive waits
-as long, unless half of the prefetch limit is free. So one command is for many messages.
+Each consumed queue has a thread that waits for messages of its topic. Other threads wait for
+published data, renew the leases, and in a worker send acks. So the event loop does not poll, and a
+task pool that blocks the loop loses no lease. The threads put messages into an inbox. One byte on a
+socket wakes the loop, which reads the inbox. Acks are sent at least GATHER_S after the previous
+acks, so that one command has many acks. For the same reason, a receive waits for GATHER_S, unless
+half of the prefetch limit is free.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Source:
     Attributes:
         queue: Name of the queue.
         kind: Kind of the queue: a topic, a list, or the subscription to a fanout exchange.
-        channel: Channel of kombu that consumes it.
+        channel: Channel of kombu that consumes the queue.
         no_ack: Whether messages are settled before they are delivered.
         name: Channel of Pub/Sub, if the queue has no topic.
         is_active: Whether the channel still consumes the queue.
@@ -74,7 +73,8 @@ class Unsettled:
     """A delivery that is not settled yet.
 
     Attributes:
-        counts: Whether it counts for the prefetch limit. An ack that is not sent yet does not.
+        counts: Whether the delivery counts for the prefetch limit. After its ack it does not count,
+            even if the ack is not sent yet.
     """
 
     consumer: rmq.Consumer
@@ -84,7 +84,7 @@ class Unsettled:
 
 
 class Arrival(NamedTuple):
-    """A message in the inbox: a delivery with its tag, or the bytes of a list or a fanout."""
+    """A message in the inbox: a delivery with its tag, or bytes of a list or a fanout exchange."""
 
     source: Source
     tag: str
@@ -92,7 +92,7 @@ class Arrival(NamedTuple):
 
 
 class Inbox:
-    """The threads of one connection of kombu, its inbox, and the deliveries that it holds.
+    """The inbox of one connection of kombu, with its threads and its unsettled deliveries.
 
     Args:
         shared: Shared data, which has lists and fanout exchanges.
@@ -134,17 +134,17 @@ class Inbox:
     # --- the loop's side ------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Return the file descriptor that is readable when a message has come."""
+        """Return the file descriptor that is readable when a message has arrived."""
         return self._doorbell.fileno()
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until a message has come, at most for a number of seconds."""
+        """Wait until a message has arrived, at most for a number of seconds."""
         if not self._inbox:
             select.select([self._doorbell], [], [], seconds)
         self.silence()
 
     def silence(self) -> None:
-        """Take the bytes off the socket, before the inbox is read."""
+        """Read the bytes from the socket, before the inbox is read."""
         with contextlib.suppress(BlockingIOError):
             while self._doorbell.recv(4096):
                 pass
@@ -153,7 +153,7 @@ class Inbox:
         """Return the next message of an active source, or None.
 
         Raises:
-            RMQError: A thread ended, because its topic cannot be received from.
+            RMQError: A thread has ended, because it cannot receive from its topic.
         """
         while self._inbox:
             arrival = self._inbox.popleft()
@@ -165,17 +165,17 @@ class Inbox:
         return None
 
     def note_room(self) -> None:
-        """Let waiting threads look again whether their channel takes more messages."""
+        """Wake waiting threads, so that they check whether their channel takes more messages."""
         with self._changed:
             self._changed.notify_all()
 
     def tick(self) -> None:
-        """Call `note_room` in each turn of the loop if Celery counts the room in its own way."""
+        """Call `note_room` in each iteration of the event loop, if Celery decides the prefetch."""
         if any(_counts_alone(source.channel.qos) for source in list(self._sources.values())):
             self.note_room()
 
     def gather_acks(self) -> None:
-        """Send acks together from now on, some milliseconds later."""
+        """From now on, collect acks for some milliseconds and send them together."""
         self._gathers_acks = True
 
     def _put(self, arrivals: Iterable[Arrival | RMQError]) -> None:
@@ -209,7 +209,10 @@ class Inbox:
         self._begin_renewal()
 
     def cancel(self, queue: str) -> None:
-        """Receive no more messages of a queue. Deliveries that were handed out stay leased."""
+        """Stop receiving messages of a queue.
+
+        Deliveries that Celery already has keep their leases.
+        """
         with self._changed:
             source = self._sources.get(queue)
             if source is None:
@@ -250,7 +253,7 @@ class Inbox:
     # --- threads --------------------------------------------------------------------------------
 
     def _fetch(self, source: Source) -> None:
-        """Receive from one topic, as many messages as its channel takes."""
+        """Receive as many messages from one topic as its channel takes."""
         while (room := self._wait_for_room(source)) > 0:
             consumer = source.consumer
             assert consumer is not None
@@ -266,7 +269,10 @@ class Inbox:
                 return
 
     def _wait_for_room(self, source: Source) -> int:
-        """Wait until the channel takes messages. Return their number, or 0 at the end."""
+        """Wait until the channel takes messages.
+
+        Return how many it takes, or 0 when the source ends.
+        """
         with self._changed:
             gathers = self._gathers_acks
             while not self._closing.is_set():
@@ -317,7 +323,7 @@ class Inbox:
         return tag
 
     def _listen(self, subscription: SharedSubscription) -> None:
-        """Receive what is published, and the values of lists."""
+        """Receive published data and the values of lists."""
         while not self._closing.is_set():
             try:
                 is_heard = subscription.is_heard
@@ -362,7 +368,7 @@ class Inbox:
     # --- settle ---------------------------------------------------------------------------------
 
     def ack(self, tag: str) -> None:
-        """Settle a message as done. In an event loop, acks of the same time are sent together."""
+        """Settle a message as done. In an event loop, acks are collected and sent together."""
         held = self._held.get(tag)
         gathers = self._gathers_acks and self._pid == os.getpid()
         if held is None or not gathers or not self._acks.add(tag):
@@ -375,10 +381,11 @@ class Inbox:
                 self._changed.notify_all()
 
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
-        """Settle deliveries by their tags. Tags of lists and fanouts are ignored.
+        """Settle deliveries by their tags.
 
-        If Redis cannot be reached, the deliveries stay leased, and are settled later. If their
-        topic was deleted, nothing is settled.
+        Tags of messages from lists and fanout exchanges are ignored. If Redis cannot be reached,
+        the deliveries keep their leases and are settled later. If their topic was deleted, nothing
+        is settled.
         """
         with self._changed:
             found = {tag: self._held[tag] for tag in tags if tag in self._held}
@@ -457,10 +464,10 @@ class Inbox:
 
 
 def _is_half(room: int, qos: Any) -> bool:
-    """Return whether half of the prefetch limit is free, or Celery counts in its own way."""
+    """Return whether half of the prefetch limit is free, or Celery decides about prefetching."""
     return _counts_alone(qos) or 2 * room >= (qos.prefetch_count or UNLIMITED)
 
 
 def _counts_alone(qos: Any) -> bool:
-    """Return whether Celery's worker_disable_prefetch counts the room in its own way."""
+    """Return whether Celery decides how many messages to prefetch (worker_disable_prefetch)."""
     return "can_consume" in vars(qos)

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {"max_body": 16 * 1024 * 1024, "on_expire": "drop"}
 def redis_url(connection: Any) -> str:
     """Return the URL for `rmq.Client` of a connection of kombu.
 
-    kombu cuts `rmq+` off the URLs of Sentinel and Cluster, and splits the URL of an alternate.
+    kombu removes `rmq+` from the URLs of Sentinel and Cluster, and splits URLs with alternates.
     """
     url = connection.hostname or "localhost"
     if "://" not in url:
@@ -53,11 +53,11 @@ class Transport(virtual.Transport):
 
     Options in `broker_transport_options`:
 
-    * lease: Seconds after which the messages of a dead worker return. Default: the setting of the
-      topic, 30 s.
+    * lease: Seconds after which the messages of a dead worker are delivered again. Default: the
+      setting of the topic, 30 s.
     * priorities: "amqp": 9 is delivered first. "kombu": 0 is delivered first, as with kombu's
       transport for Redis.
-    * topic: Settings of the topics that the transport makes, by name, see `rmq.Settings`.
+    * topic: Settings of the topics that the transport creates, by name. See `rmq.Settings`.
     * topic_prefix: First part of the names of all topics.
     * prefix, retry_for, max_connections: Arguments of `rmq.Client`.
     """
@@ -113,9 +113,10 @@ class Transport(virtual.Transport):
         return topic_name(queue, self._topic_prefix)
 
     def topic(self, queue: str) -> rmq.Topic:
-        """Return the topic of a queue. A missing topic is made with the settings of the options.
+        """Return the topic of a queue.
 
-        The settings of an existing topic stay as they are.
+        A missing topic is created with the settings in the options. The settings of an existing
+        topic are not changed.
         """
         if queue not in self._topics:
             name = self.topic_name(queue)
@@ -129,7 +130,7 @@ class Transport(virtual.Transport):
         return self._topics[queue]
 
     def forget_topic(self, queue: str) -> None:
-        """Open the topic of a queue again at its next use."""
+        """Forget the open topic of a queue, so that its next use opens the topic again."""
         self._topics.pop(queue, None)
 
     def delete_topic(self, queue: str) -> None:
@@ -159,7 +160,10 @@ class Transport(virtual.Transport):
             channel.refresh()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let the event loop of a worker call `on_readable` when messages have come."""
+        """Register `on_readable` in the event loop of a worker.
+
+        The loop calls it when messages have arrived.
+        """
         loop.add_reader(self.inbox.fileno(), self.on_readable, connection, loop)
         loop.on_tick.add(self.inbox.tick)
         self.inbox.gather_acks()
@@ -170,16 +174,16 @@ class Transport(virtual.Transport):
         loop.on_tick.discard(self.inbox.tick)
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """Deliver all messages that have come."""
+        """Deliver all messages that have arrived."""
         self.inbox.silence()
         while self._deliver_next():
             pass
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Deliver the messages of the inbox. Wait for a message if it is empty.
+        """Deliver the messages in the inbox. If the inbox is empty, wait for a message.
 
         Raises:
-            TimeoutError: No message came within `timeout` seconds.
+            TimeoutError: No message arrived within `timeout` seconds.
         """
         until = None if timeout is None else time.monotonic() + timeout
         self.inbox.note_room()
@@ -192,7 +196,7 @@ class Transport(virtual.Transport):
             pass
 
     def _deliver_next(self) -> bool:
-        """Deliver the next message. Return False if none has come."""
+        """Deliver the next message. Return False if no message has arrived."""
         while (arrival := self.inbox.next()) is not None:
             if arrival.source.channel.deliver(arrival):
                 return True

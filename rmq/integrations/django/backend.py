@@ -63,18 +63,19 @@ _shared: dict[str, _Shared] = {}
 class TaskBackend(BaseTaskBackend):
     """Sends each task as a message to the topic that has the name of its queue.
 
-    A task that is enqueued survives the death of this program. A worker runs it at least once: if
-    the worker dies, another worker runs it again.
+    An enqueued task survives the death of this program. A worker runs it at least once: if the
+    worker dies, another worker runs it again.
 
     Keys of `OPTIONS`:
 
     * url, prefix, retry_for, timeout, max_connections: Arguments of rmq.Client.
-    * results: How long the result of a successful task is kept, in seconds or as a timedelta, 1 s
-      to 30 days, or None to keep none. Default: one day.
+    * results: Time for which the result of a successful task is kept, in seconds or as a timedelta,
+      1 s to 30 days. With None, no results are kept. Default: one day.
     * retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
     * topic: Settings of the topics (see rmq.Settings), as a dict.
     * outbox: Alias in DATABASES. A task that is enqueued inside of `atomic()` of this database is
-      sent if and only if the transaction commits. Default: None, every task is sent at once.
+      sent if and only if the transaction commits. Default: None. Every task is then sent
+      immediately.
     """
 
     task_class = Task
@@ -105,7 +106,7 @@ class TaskBackend(BaseTaskBackend):
         self.outbox: str | None = self.options.get("outbox")
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Return what is wrong with the queues and the outbox."""
+        """Return the problems of the configured queues and the outbox."""
         longest = RESULT_ID_CHARS - len(":") - len(str(rmq.MessageId(16)))
         for queue in sorted(self.queues):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", queue) or len(queue) > longest:
@@ -143,7 +144,8 @@ class TaskBackend(BaseTaskBackend):
     def relay(self) -> Relay:
         """Return a new relay, which sends the rows of the outbox to this backend's Redis.
 
-        `run(stop)` of the relay sends rows until the event `stop` is set, `run_once()` one batch.
+        `relay.run(stop)` sends rows until the event `stop` is set. `relay.run_once()` sends one
+        batch.
         """
         from rmq.integrations.django import outbox  # imports SQLAlchemy
 
@@ -154,7 +156,7 @@ class TaskBackend(BaseTaskBackend):
 
     @property
     def retries(self) -> int:
-        """Number of retries of tasks that do not have this option."""
+        """Number of retries for tasks without the option `retries`."""
         return int(self.options.get("retries", 0))
 
     def register(
@@ -202,11 +204,12 @@ class TaskBackend(BaseTaskBackend):
 
         Returns:
             The result, with the status READY. If the queue has a task with the same `dedup_key`,
-            the result of that task, as far as it is kept.
+            the result of that task, if it is kept.
 
         Guarantee:
             After this returns, the task is in Redis. If it raises rmq.OutcomeUnknown, the task may
-            be there. Inside of `atomic()` of the outbox's database, the task is in the transaction.
+            be in Redis. Inside of `atomic()` of the outbox's database, the task is in the
+            transaction.
 
         Raises:
             InvalidTask, TypeError: The task or an argument is not valid, or a task with a
@@ -267,8 +270,8 @@ class TaskBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> TaskResult:
         """Return the state of a task.
 
-        A successful task has a result for the time of the option `results`. The result of a failed
-        task is read from its dead letter, for as long as that exists.
+        The result of a successful task is kept for the time in the option `results`. The result of
+        a failed task is read from its dead letter, as long as the dead letter exists.
 
         Raises:
             TaskResultDoesNotExist: The id is unknown, the result is no longer kept, or the task was

@@ -1,8 +1,8 @@
 """The console and the HTTP API as a view of Django, for the users of the Django project.
 
-Both are an ASGI application, `rmq.server.ConsoleApp`. It runs in an event loop in a thread of this
-process, because the view must work under WSGI and under ASGI, and the application needs one loop
-for its connections to Redis.
+Both are an ASGI application, `rmq.server.ConsoleApp`. The application runs in an event loop in a
+thread of this process. It needs one loop for its connections to Redis, and the view must work under
+WSGI and under ASGI.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def console_urls(
     """Return the URL patterns of the console and the API, for `include`.
 
     Args:
-        url: URL of Redis. Default: the Redis of the task backend "default". If that is no backend
-            of RMQ, `RMQ_URL`.
+        url: URL of Redis. Default: the Redis of the task backend "default". If this backend is not
+            RMQ's, the default is `RMQ_URL`.
         prefix: First part of every key.
         role: Function that returns the role of a user, or None if the user has no access. It is
-            called with Django's user for each request, also with an anonymous user.
+            called for each request with Django's user, who may be anonymous.
 
     Raises:
         ConfigurationError: The URL is not valid, or a package of the extra "server" is missing.
@@ -107,7 +107,10 @@ class ConsoleView:
         return None if role is None else Principal(user.get_username(), role)
 
     def _find(self, connection: HTTPConnection) -> Principal | None:
-        """Return the principal of a request. During a long answer, look whether it still holds."""
+        """Return the principal of a request.
+
+        A long answer calls this again, because the user may lose the role.
+        """
         scope = connection.scope
         found: Principal | None = scope[_PRINCIPAL]
         session: Any = getattr(scope[_REQUEST], "session", {})
@@ -184,7 +187,9 @@ class _Answer:
         return asyncio.run_coroutine_threadsafe(self._messages.get(), self._loop)
 
     def _checked(self, message: Any) -> dict[str, Any]:
-        """Return a message with all its fields. None means that the application has ended.
+        """Return an ASGI message with all its fields.
+
+        `message` is None if the application has ended.
 
         Raises:
             ConnectionAbortedError: The answer is not complete, and the client must notice this. A
@@ -195,7 +200,7 @@ class _Answer:
         return {"body": b"", "more_body": False, **(message or {})}
 
     def close(self) -> None:
-        """End a long answer. The client has gone, or has all of it."""
+        """End a long answer: the client has disconnected, or has received the whole answer."""
         self._running.cancel()
 
     def response(self, is_async: bool, is_stream: bool) -> HttpResponseBase:

@@ -1,7 +1,7 @@
 """Make results of `django.tasks` from messages, deliveries and kept results of RMQ.
 
-`Facts` say what was enqueued and which attempts have failed. A successful task stores them with its
-return value, because its message no longer exists.
+`Facts` describes the enqueued task and its failed attempts. A successful task stores its facts with
+its return value, because its message no longer exists.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ def django_time(moment: datetime | None) -> datetime | None:
 
 
 def _django_priority(priority: int) -> int:
-    """Return Django's priority. A program without Django may have sent the message with another."""
+    """Convert a priority to the range that Django allows.
+
+    A program without Django may send other priorities.
+    """
     return max(-PRIORITIES, min(PRIORITIES, priority - PRIORITY_0))
 
 
@@ -140,7 +143,7 @@ def task_result(
     """Return the result of a task.
 
     Raises:
-        TaskResultDoesNotExist: This program does not have the task.
+        TaskResultDoesNotExist: This program cannot import the task.
     """
     try:
         task = find_task(facts.path)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def shown_id(d: rmq.Delivery) -> rmq.MessageId:
-    """Return the id that `enqueue` has returned: of the message, or of its row in the outbox."""
+    """Return the id that `enqueue` has returned: the id of the message, or of its outbox row."""
     return d.id.with_slot(0, 0) if d.body.get("stub") else d.id
 
 

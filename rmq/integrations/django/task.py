@@ -23,7 +23,8 @@ class Task(tasks_api.Task):
         dedup_key: Your name for this task, 1 to 200 bytes of UTF-8. While a task with this key is
             in its queue, and for the topic's `dedup_window` after it has ended, `enqueue` returns
             the result of that task and enqueues nothing.
-        expires: How long after its due time the task may still begin, in seconds or as a timedelta.
+        expires: Time after the due time within which the task must begin, in seconds or as a
+            timedelta.
         max_runtime: Time limit of a run, in seconds or as a timedelta.
     """
 

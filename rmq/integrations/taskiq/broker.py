@@ -30,19 +30,19 @@ class Broker(AsyncBroker):
     After `kiq` returns, the task survives any crash of your programs, as long as Redis keeps its
     data. A worker runs the task at least once: if the worker dies, another worker runs it again.
 
-    Labels of a task: `delay` (seconds), `at` (an aware datetime, or epoch ms), `priority` (17 to
-    1 048 575), `group`, `dedup_key` and `queue_name`, the name of another topic.
+    A task may have the labels `delay` (seconds), `at` (an aware datetime, or epoch ms), `priority`
+    (17 to 1 048 575), `group`, `dedup_key`, and `queue_name` (name of another topic).
 
     Args:
         url: Address of Redis, see rmq.AsyncClient. Default: RMQ_URL, else
             redis://localhost:6379/0.
         queue_name: Name of the topic.
-        prefetch: Largest number of messages that a worker process has received, and that its
-            receiver has not asked for yet, 1 to 1000. After 0.5 s they go to other workers.
+        prefetch: Maximum number of messages that wait in a worker process for taskiq's receiver, 1
+            to 1000. A message that waits for 0.5 s goes to another worker.
         keep_failed: Whether a task that raised an exception becomes a dead letter, unless a
-            middleware of taskiq retries it. Default: only rejected tasks (`Context.reject`) become
-            dead letters, and taskiq acks other failed tasks.
-        prefix, retry_for, timeout, max_connections: Arguments of rmq.AsyncClient.
+        middleware of taskiq retries the task. By default, only rejected tasks (`Context.reject`)
+        become dead letters, and taskiq acks other failed tasks. prefix, retry_for, timeout,
+        max_connections: Arguments of rmq.AsyncClient.
         settings: Settings of the topics, see rmq.Settings. Durations are in seconds or timedelta.
 
     Raises:
@@ -145,7 +145,8 @@ class Broker(AsyncBroker):
         """Send a task.
 
         Guarantee:
-            After this returns, the task is in Redis. If it raises OutcomeUnknown, it may be there.
+            After this returns, the task is in Redis. If it raises OutcomeUnknown, the task may be
+            in Redis.
 
         Raises:
             InvalidValue: A label has a wrong value.
@@ -184,8 +185,8 @@ class Broker(AsyncBroker):
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Receive tasks, for the receiver of taskiq.
 
-        A message that is no task becomes a dead letter. A task that this worker does not have is
-        retried, so that another worker may run it.
+        A message that is no task becomes a dead letter. If this worker does not know a task, the
+        task is retried, so that another worker may run it.
         """
         inbox = Inbox(self, self._open_topic, self._prefetch, self._keep_failed)
         self._inboxes.append(inbox)
@@ -198,7 +199,10 @@ class Broker(AsyncBroker):
             await inbox.give_back()
 
     def note_begin(self, task_id: str) -> None:
-        """Note that the current asyncio task runs a task. Tasks begin in the order of `listen`."""
+        """Record that the current asyncio task runs a task of taskiq.
+
+        Tasks begin in the order of `listen`.
+        """
         received = self._received.get(task_id)
         task = received.popleft() if received else None
         if not received:
@@ -209,7 +213,7 @@ class Broker(AsyncBroker):
 
 
 class _Hooks(TaskiqMiddleware):
-    """The first middleware of a broker: it checks labels, and sees tasks begin and fail."""
+    """The first middleware of a broker. It checks labels, and records when tasks begin and fail."""
 
     broker: Broker
 
@@ -219,14 +223,14 @@ class _Hooks(TaskiqMiddleware):
         return message
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Note that the task begins."""
+        """Record that the task begins."""
         self.broker.note_begin(message.task_id)
         return message
 
     def on_error(
         self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException
     ) -> None:
-        """Note the error of a task that no other middleware retries."""
+        """Record the error of a task that no other middleware retries."""
         task = _running.get(None)
         is_retried = result.error is not exception or isinstance(exception, NoResultError)
         if task is not None and not is_retried:

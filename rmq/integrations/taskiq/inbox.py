@@ -1,7 +1,7 @@
 """Receive the tasks of a topic, renew their leases, and settle them.
 
-The receiver of taskiq calls only the ack of a task. So the inbox observes the asyncio task in which
-a task runs, to learn that a task has ended without its ack.
+The receiver of taskiq only acks tasks. So the inbox observes the asyncio task that runs a task. If
+the asyncio task ends without an ack, the task has failed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ UNKNOWN = "this worker has no task {!r}: import its module, or correct its name"
 
 
 class RunningTask:
-    """A task that the receiver of taskiq has, until it is settled.
+    """A task that taskiq has received and that is not settled yet.
 
     Attributes:
         delivery: Delivery of its message.
         data: Bytes for the formatter of the broker.
         task_id: Id of taskiq.
         error: Exception of the task.
-        is_acked: Whether taskiq has acked it. Redis may not have confirmed this yet.
-        is_settling: Whether a call to Redis settles it now.
+        is_acked: Whether taskiq has acked the task. Redis may not have confirmed the ack yet.
+        is_settling: Whether a call to Redis is settling the task.
     """
 
     def __init__(
@@ -53,9 +53,7 @@ class RunningTask:
         self.is_acked = self.is_settling = False
 
     async def ack(self) -> None:
-        """Settle the message, for taskiq.
-
-        If Redis cannot be reached, the inbox repeats this later.
+        """Ack the message, for taskiq. If Redis cannot be reached, the inbox repeats the ack later.
 
         Raises:
             LeaseLost: The lease is gone, so another worker may run the task.
@@ -64,7 +62,7 @@ class RunningTask:
         await self._inbox.settle(self)
 
     def begin(self) -> None:
-        """Note that the current asyncio task runs this task.
+        """Record that the current asyncio task runs this task.
 
         Raises:
             LeaseLost: The lease is gone, so the task must not begin.
@@ -82,9 +80,9 @@ class Inbox:
     Args:
         broker: Broker, which knows the tasks and their format.
         open_topic: Function that opens the topic.
-        prefetch: Largest number of messages that wait here for the receiver.
-        keep_failed: Whether a task that raised an exception becomes a dead letter. A task that was
-            rejected always does.
+        prefetch: Maximum number of messages that wait here for the receiver.
+        keep_failed: Whether a task that raised an exception becomes a dead letter. A rejected task
+            always becomes a dead letter.
     """
 
     def __init__(
@@ -150,7 +148,10 @@ class Inbox:
         return json.dumps(body).encode()
 
     async def _fill(self) -> None:
-        """Receive messages: twice as many if the receiver has used up the last batch quickly."""
+        """Receive messages.
+
+        If the receiver has quickly taken the last batch, receive twice as many.
+        """
         clock = asyncio.get_running_loop().time
         is_quick = clock() - self._filled_at < QUICK_S
         self._batch = min(2 * self._batch, self._prefetch) if is_quick else -(-self._batch // 2)
@@ -175,7 +176,7 @@ class Inbox:
             self._renewal = asyncio.create_task(self._renew())
 
     def _check_buffer(self, filled_at: float) -> None:
-        """Give messages back if the receiver is busy: other workers may be free."""
+        """If the receiver is busy, give messages back, because other workers may be free."""
         if self._buffer and self._filled_at == filled_at:
             self._start(self.give_back())
 
@@ -210,7 +211,7 @@ class Inbox:
         self._running.discard(task)
 
     def _ack(self, delivery: rmq.AsyncDelivery) -> asyncio.Future[bool]:
-        """Ack a delivery, together with others. The result is whether its lease was lost."""
+        """Ack a delivery in one call with other deliveries. Return whether its lease was lost."""
         loop = asyncio.get_running_loop()
         self._acks[delivery] = is_lost = loop.create_future()
         if len(self._acks) >= min(len(self._running), ACKS_MOST):
@@ -241,7 +242,7 @@ class Inbox:
                 is_lost.set_result(delivery in lost)
 
     def note_end(self, task: RunningTask, ended: asyncio.Task[Any]) -> None:
-        """Note that a task has ended, with or without an ack."""
+        """Record that a task has ended, with or without an ack."""
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             trace = None if isinstance(error, RMQError) else error
@@ -276,7 +277,10 @@ class Inbox:
                     log.warning("the lease of %s has ended, so it may run again", lost.id)
 
     async def _end(self, call: Awaitable[Any]) -> Any:
-        """Await a call. Log its error: the lease then expires, and the message comes back."""
+        """Await a call, and log its error.
+
+        After an error, the lease expires and the message is delivered again.
+        """
         try:
             return await call
         except RMQError as error:

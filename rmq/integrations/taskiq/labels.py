@@ -67,9 +67,9 @@ _LABELS: dict[str, tuple[Callable[[str], Any], str]] = {
 def send_options(labels: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of `Topic.send` for the labels of a task.
 
-    A label that is None is ignored. A task that taskiq sends again has the labels of its first
-    send. Then `dedup_key` is ignored, because the running task still has the key. If there is a
-    delay, `at` is ignored as well.
+    A label that is None is ignored. If taskiq sends a task again, the task has the labels of its
+    first send. Then `dedup_key` is ignored, because the running task still has the key. If there is
+    a `delay`, `at` is ignored as well.
 
     Raises:
         InvalidValue: A label has a wrong value.

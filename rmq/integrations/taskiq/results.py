@@ -1,4 +1,4 @@
-"""The result backend of taskiq: results and progress are values that expire, next to topics."""
+"""The result backend of taskiq: results and progress are values in Redis that expire."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class ResultIsMissingError(ResultGetError):
 class ResultBackend(AsyncResultBackend[R]):
     """Keeps the results of tasks, and their progress, in Redis for a time.
 
-    Results are JSON, so a task may return what JSON or pydantic can write. If it returns anything
-    else, the result is an error that says so.
+    Results are JSON, so a task may return any value that JSON or pydantic can write. If it returns
+    another value, the stored result is an error.
 
     Args:
         url: Address of Redis, see rmq.AsyncClient. Default: RMQ_URL, else
             redis://localhost:6379/0.
-        expires: How long a result is kept, in seconds or as a timedelta, 1 ms or more. None keeps
-            results until they are replaced.
-        serializer: Serializer of taskiq. Default: JSON. A PickleSerializer runs code that anybody
-            with access to Redis has written.
-        prefix, retry_for, timeout, max_connections: Arguments of rmq.AsyncClient.
+        expires: Time for which a result is kept, in seconds or as a timedelta, 1 ms or more. With
+            None, a result is kept until it is replaced.
+        serializer: Serializer of taskiq. Default: JSON. With a PickleSerializer, anybody who can
+        write to Redis can run code in your program. prefix, retry_for, timeout, max_connections:
+        Arguments of rmq.AsyncClient.
 
     Raises:
         ConfigurationError: The URL or an argument is not valid.

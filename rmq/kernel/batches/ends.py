@@ -1,9 +1,9 @@
 """Report the ends of members to their batches.
 
-The script that ends a member stores its end in the member's slot, because the batch may be in
-another slot or on another server. A process that settles members then reports all ends of
-the slot. Other ends, such as those of a purge, and those of a process that died are reported by any
-consumer of the topic or by `rmq server`.
+The script that ends a member stores this end in the member's slot, because the batch may be in
+another slot or on another server. A process that settles members then reports all ends that are
+stored in the slot. Consumers of the topic and `rmq server` report the other ends, for example the
+ends of purged members, and the ends that a dead process has left.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 def report(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
-    """Report all ends that a slot has stored to their batches.
+    """Report all ends that are stored in a slot to their batches.
 
-    Return the slots, by topic and index, that may now have a callback to send.
+    Return the slots (topic and index) that may now have a callback to send.
     """
     called: set[tuple[str, int]] = set()
     reported: list[tuple[bytes, bytes]] = []

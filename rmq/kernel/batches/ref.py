@@ -13,7 +13,7 @@ NAME_MARK = "rmq-batch-name"  # header of the callback: name of the batch
 
 
 class BatchRef(NamedTuple):
-    """The place of a batch, and one of its members."""
+    """The place of a batch (topic, slot and name), and one of its members."""
 
     topic: str  # topic that gets the callback
     slot: int
@@ -21,7 +21,7 @@ class BatchRef(NamedTuple):
     id: str  # first id of the member, in text form
 
     def keys(self, prefix: str) -> SlotKeys:
-        """Return the keys of the slot that has the batch."""
+        """Return the keys of the slot in which the batch is stored."""
         return SlotKeys(prefix, self.topic, self.slot)
 
 

@@ -1,4 +1,4 @@
-"""The hash `rmq:batches`, which has the place of each batch, and the batches that it names."""
+"""The hash `rmq:batches`, which lists all batches, and the batches in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEGIN = -1  # cursor before the first page
 
 
 def scan(key: bytes, cursor: int) -> Command[tuple[int, list[tuple[bytes, bytes]]]]:
-    """Read a page of a hash. The result is the cursor of the next page, or 0, and the fields."""
+    """Read a page of a hash. Return the cursor of the next page (0 at the end) and the fields."""
     return Command(
         plain("HSCAN"), (key,), [max(0, cursor), "COUNT", SCANNED],
         lambda reply: (int(reply[0]), _pairs(reply[1])),
@@ -28,7 +28,6 @@ def scan(key: bytes, cursor: int) -> Command[tuple[int, list[tuple[bytes, bytes]
 
 
 def _pairs(reply: Any) -> list[tuple[bytes, bytes]]:
-    """Return the fields of a page, which redis-py returns as a dict or as a list."""
     if isinstance(reply, Mapping):
         return list(reply.items())
     return list(zip(reply[::2], reply[1::2], strict=True))
@@ -76,7 +75,7 @@ def read(prefix: str, given: Sequence[BatchRef]) -> Flow[list[BatchFields | RMQE
 
 
 def of_topic(prefix: str, topic: str) -> Flow[tuple[list[BatchRef], list[str]]]:
-    """Return all batches whose callback goes to a topic, and the names of those not done."""
+    """Return all batches whose callback goes to a topic, and the names of unfinished batches."""
     given = [each for each in (yield from listed(prefix)) if each.topic == topic]
     found = yield from read(prefix, given)
     unfinished = [
@@ -88,23 +87,23 @@ def of_topic(prefix: str, topic: str) -> Flow[tuple[list[BatchRef], list[str]]]:
 
 
 def add(prefix: str, place: BatchRef) -> RawCommand:
-    """Add a batch, if its name is not known."""
+    """Add a batch to the list, unless its name is listed."""
     text = f"{place.topic} {place.slot}"
     return RawCommand("batch_open", "HSETNX", batches_key(prefix), place.name, text)
 
 
 def find(prefix: str, name: str) -> Flow[BatchRef | None]:
-    """Return the place of a batch. Return None if its name is not known."""
+    """Return the place of a batch, or None if its name is not listed."""
     text = yield RawCommand("batch", "HGET", batches_key(prefix), name)
     return parse_entry(name, text or b"")
 
 
 def forget(prefix: str, gone: Sequence[BatchRef]) -> Flow[None]:
-    """Remove names of batches that do not exist any more.
+    """Remove the names of batches that do not exist any more.
 
-    A program may create such a batch meanwhile. It adds the name again after it has created the
-    batch (`open_batch`). If it has done this before the name was removed here, the batch is found
-    here.
+    A program may create such a batch at the same time. If it lists the batch after the removal
+    (`open_batch` does this last), nothing is lost. If it listed the batch before the removal, this
+    function finds the batch and lists it again.
     """
     for at in range(0, len(gone), SCANNED):
         names = [each.name for each in gone[at : at + SCANNED]]
@@ -135,9 +134,9 @@ class OpenMember(NamedTuple):
 
 
 def members_page(keys: SlotKeys, name: str, cursor: int) -> Flow[tuple[int, list[OpenMember]]]:
-    """Return the cursor of the next page, which is 0 after the last page, and a page of members.
+    """Return the cursor of the next page, and a page of open members.
 
-    The page has open members only. The first page has the cursor BEGIN.
+    The first page has the cursor BEGIN. After the last page, the returned cursor is 0.
     """
     (after, page), fields = yield from pipeline(
         [scan(keys.batch(name), cursor), scripts.read_batch(keys, name)]

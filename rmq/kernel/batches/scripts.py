@@ -63,8 +63,8 @@ class AddReply(NamedTuple):
 
     Attributes:
         state: State of the batch, or empty if the batch does not exist.
-        letters: A letter for each id: NEW, OPEN, WAITS, or the letter of its end. It is empty if
-            the batch is closed, and nothing was added.
+        letters: A letter for each id: NEW, OPEN, WAITS, or the letter of the member's end. Empty if
+            the batch is closed, so that nothing was added.
     """
 
     state: str
@@ -81,7 +81,7 @@ def batch_open(
     timeout_ms: int,
     keep_ms: int,
 ) -> Command[OpenReply]:
-    """Create a batch, or look at a batch that exists."""
+    """Create a batch, or read the existing batch."""
     return Command(
         script_loader.load("batch_open"),
         (keys.slot, keys.batch(name)),
@@ -95,7 +95,10 @@ def batch_open(
 def batch_add(
     keys: SlotKeys, name: str, topic: str, ids: Iterable[MessageId], by: str = ""
 ) -> Command[AddReply]:
-    """Make up to ADD_MOST messages members of a batch. `by`: id of the member that adds them."""
+    """Make up to ADD_MOST messages members of a batch.
+
+    `by` is the id of the member that adds them.
+    """
     return Command(
         script_loader.load("batch_add"),
         (keys.slot, keys.batch(name)),
@@ -105,7 +108,7 @@ def batch_add(
 
 
 def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[CloseReply]:
-    """Close a batch. `cancelled`: whether to mark it as cancelled."""
+    """Close a batch. With `cancelled`, also mark the batch as cancelled."""
     return Command(
         script_loader.load("batch_close"),
         (keys.slot, keys.batch(name), keys.pending, keys.targets),
@@ -117,9 +120,9 @@ def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[C
 def batch_end(
     keys: SlotKeys, name: str, ends: Sequence[tuple[str, str]], touched_ms: int | None = None
 ) -> Command[EndReply]:
-    """Report how up to END_MOST members have ended: pairs of an id and a letter.
+    """Report how up to END_MOST members have ended, as pairs of an id and a letter.
 
-    If `touched_ms` is given, members end only if the batch has not changed since this time.
+    With `touched_ms`, the ends are recorded only if the batch has not changed since this time.
     """
     touched = "" if touched_ms is None else touched_ms
     return Command(
@@ -133,7 +136,7 @@ def batch_end(
 def member_ends(
     keys: SlotKeys, reported: Iterable[tuple[bytes, bytes]], limit: int
 ) -> Command[list[tuple[bytes, bytes]]]:
-    """Forget ends of members that were reported, and return the next ends of the slot."""
+    """Delete ends that were reported, and return further ends that are stored in the slot."""
 
     def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:
         return list(zip(reply[::2], reply[1::2], strict=True))
@@ -184,6 +187,9 @@ def fields_of(reply: Sequence[bytes | None]) -> BatchFields | None:
 
 
 def counts_of(text: str) -> tuple[dict[str, int], bool]:
-    """Read the counts in a callback. Return them by outcome, and whether it was cancelled."""
+    """Read the counts in a callback.
+
+    Return the counts by outcome, and whether the batch was cancelled.
+    """
     numbers = [int(text[at : at + COUNT_DIGITS]) for at in range(0, len(text), COUNT_DIGITS)]
     return dict(zip(OUTCOMES.values(), numbers, strict=False)), bool(numbers[-1])

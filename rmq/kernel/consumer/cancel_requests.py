@@ -1,6 +1,6 @@
 """Find requests to cancel deliveries that consumers have.
 
-A request is published on the wake-up channel, and stored in a hash of its slot.
+Such a request is published on the wake-up channel, and stored in a hash of its slot.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def find_requested(
 ) -> Flow[tuple[list[InnerDelivery], bool]]:
     """Return the deliveries for which Redis has a request to cancel.
 
-    In a cluster, a slot is skipped if its master cannot be reached. Otherwise messages of other
-    slots would wait for this master.
+    In a cluster, a slot is skipped if its master cannot be reached. If it were not skipped,
+    messages of other slots would wait for this master.
 
     Returns:
         The deliveries whose cancellation was requested, and whether all slots were read.

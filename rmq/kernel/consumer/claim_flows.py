@@ -1,4 +1,4 @@
-"""Claim business keys, and end claims in the round trip that settles the message.
+"""Claim business keys. End a claim in the same round trip that settles its message.
 
 A claim is a key in Redis that says which delivery works on a business key.
 
@@ -52,7 +52,7 @@ def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
 def claim_slot(name: bytes, slots: int) -> int:
     """Return the index of the slot that stores a claim.
 
-    The index depends on the business key only, not on the consumer's name in front of it.
+    The index depends only on the business key, not on the name of the consumer.
     """
     return slot_of(name.partition(b":")[2], slots)
 
@@ -80,7 +80,7 @@ def _calls(
 
 
 def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
-    """Claim business keys until the leases end, and write the result into each claim.
+    """Claim business keys until the leases end, and store the result in each claim object.
 
     If the call fails, the claims have the state "unsure", because Redis may have stored them. An
     unsure claim is given up when its delivery goes back to the queue.
@@ -126,7 +126,7 @@ class ExtraCommands:
     def note_replies(self, replies: Sequence[Any]) -> None:
         """Mark the claims that the replies report as lost.
 
-        Errors are logged only, so that messages are settled even if a claim fails.
+        Errors are only logged, so that messages are settled even if a claim fails.
         """
         for at, (claims, reply) in enumerate(zip(self._claims, replies, strict=True)):
             if isinstance(reply, RMQError):
@@ -158,7 +158,7 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
 
 
 def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
-    """Return commands that mark the claims of deliveries as done, or None without claims."""
+    """Return commands that mark claims as done, or None if the deliveries have no claims."""
     claims = claims_of(deliveries)
     return ExtraCommands(_finish_calls(context, claims)) if claims else None
 
@@ -166,10 +166,10 @@ def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraC
 def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
     """Return commands for the claims of deliveries that go back to the queue.
 
-    Return None if there are no claims. If the work is finished, its claim is marked as done. The
-    next delivery of the message then does not repeat the work. Other claims are given up, even if
-    it is unknown whether Redis stored them. A claim with the state "kept" stays, because its
-    handler still runs.
+    Return None if there are no claims. If the work is finished, its claim is marked as done, so
+    that the next delivery of the message does not repeat the work. Other claims are given up, even
+    if it is unknown whether Redis stored them. A claim with the state "kept" is not changed,
+    because its handler still runs.
     """
     claims = _claims_in(deliveries, FIRST, UNSURE)
     done = [claim for claim in claims if claim.work_done]
@@ -201,7 +201,7 @@ def run_alone(extra: ExtraCommands) -> Flow[None]:
     """Run commands about claims without settling a delivery.
 
     Raises:
-        RMQError: The first error, raised after all commands have run.
+        RMQError: The first error. It is raised after all commands have run.
     """
     replies: list[Any] = yield Pipeline(list(extra.commands))
     extra.note_replies(replies)

@@ -40,25 +40,24 @@ class Consumer:
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages under a lease, and return their deliveries.
 
-        If Ctrl-C or a cancellation interrupts the call, the call ends at once and releases its
+        If Ctrl-C or a cancellation interrupts the call, the call ends immediately and releases its
         messages.
 
         Args:
-            max_messages: Largest number of messages, 1 to 1000. The call does not wait for more
-                messages if at least one is available.
+            max_messages: Maximum number of messages, 1 to 1000. If at least one message is
+                available, the call does not wait for more.
             wait: Longest wait for the first message, seconds or timedelta. 0 does not wait, and
                 None waits without limit.
 
         Returns:
-            Deliveries, in order within each slot, or an empty list if no message came in time. A
+            Deliveries, in order within each slot, or an empty list if no message arrived in time. A
                 message that cannot be decoded becomes a dead letter, and is not returned. An
                 ordered consumer receives messages of one slot. Handle them one after the other. If
                 a message fails or is postponed, call `release` for all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased. This does not cost the
-                messages a retry.
+            releases the messages that this call may have leased. The messages lose no retry.
         """
         received = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in received]
@@ -101,16 +100,17 @@ class Consumer:
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
-        """Extend leases, also while another thread settles the same deliveries.
+        """Extend leases.
 
-        Deliveries that are settled are skipped, unless all of them are. Return the deliveries whose
-        lease was lost.
+        Return the deliveries whose lease was lost. Another thread may settle the same deliveries at
+        the same time. Settled deliveries are skipped; if all are settled, the call raises
+        AlreadySettled.
         """
         extend = partial(self._flows.extend, lease=lease)
         return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
-        """Make the current call of `receive`, and all later calls, return at once."""
+        """Make the current and all later calls of `receive` return immediately."""
         self._flows.state.interrupted = True
         self._transport.interrupt(self._flows.state.subscription)
 
@@ -118,9 +118,9 @@ class Consumer:
         """Release unsettled deliveries, and end the consumer's subscription.
 
         If another thread or a signal handler calls `close`, a loop over the consumer ends. A
-        `receive` that waits then returns an empty list. If a signal handler interrupted a blocking
-        `receive`, `close` does only this. So close the consumer again after the loop, as `async
-        with` does.
+        `receive` that waits then returns an empty list. If a signal handler has interrupted a
+        blocking `receive` and calls `close`, nothing else is done. So close the consumer again
+        after the loop, as `with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()

@@ -1,7 +1,8 @@
 """Receive and settle deliveries, as flows that a blocking or an async client runs.
 
-If a call that settles deliveries gets no reply, it is kept. The consumer's next call first repeats
-it with the same numbers. So a repeated ack succeeds, whether or not Redis executed the first ack.
+If a call that settles deliveries gets no reply, the call is stored. The consumer's next call first
+repeats the stored call with the same numbers. So a repeated ack succeeds, whether or not Redis
+executed the first ack.
 """
 
 from __future__ import annotations
@@ -75,14 +76,15 @@ class ConsumerFlows:
     Args:
         context: The topic.
         lease: Lease of each message. Default: the topic's lease.
-        mode: Whether messages are settled before they are delivered.
+        mode: "at_most_once" if messages are settled before they are delivered, else
+            "at_least_once".
         ordered: Whether to receive messages of one slot at a time.
 
     Attributes:
         state: State of the slots.
         open: Unsettled deliveries by message id, which are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether settling fails at once if a master node cannot be reached, as in a
+        settles_fast: Whether settling fails immediately if a master node cannot be reached, as in a
             worker.
     """
 
@@ -179,7 +181,7 @@ class ConsumerFlows:
         return deliveries
 
     def _keep(self, deliveries: Sequence[InnerDelivery]) -> None:
-        """Remember deliveries until they are settled, or until long after their leases expired."""
+        """Store deliveries until they are settled, or until long after their leases expired."""
         if self._shared_leases is not None:
             self._shared_leases.add(deliveries)
         self.open.update({delivery.raw_id: delivery for delivery in deliveries})
@@ -270,7 +272,8 @@ class ConsumerFlows:
     ) -> list[tuple[Lease, bytes]]:
         """Append the deliveries of a batch to a list. Return the undecodable messages with errors.
 
-        If a body is in an object store, its delivery gets a reference. The caller reads the body.
+        If a body is in an object store, its delivery gets a reference to the object, and the caller
+        reads the body.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -349,10 +352,10 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Settle deliveries with a verb. Return the deliveries whose lease was lost.
 
-        A delivery is skipped if an earlier call of the same verb got its reply late. In mode
-        "at_most_once", Redis has settled all deliveries before, so only `ack` is possible.
-
-        `build` makes the calls. `note` records the reply and returns the lost deliveries.
+        A delivery is skipped if an earlier call of the same verb has settled it and its reply came
+        late. In mode "at_most_once", Redis has already settled all deliveries, so only `ack` is
+        possible. The function `build` makes the calls. The function `note` records the reply and
+        returns the lost deliveries.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -481,9 +484,9 @@ class ConsumerFlows:
         kind: str = "r",
         then: Any = (),  # a FollowUpList
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters, and store the given follow-ups for each of them.
+        """Make deliveries dead letters, and store the follow-ups of each delivery.
 
-        The kind is "r" if the handler rejected the message, "u" if its body has the wrong form, or
+        `kind` is "r" if the handler rejected the message, "u" if its body has the wrong form, or
         "n" if there is no handler.
         """
 
@@ -498,7 +501,10 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[InnerDelivery], delay: Duration, event: bytes = b""
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back without a failure. With the key of an event, they wait for it."""
+        """Give deliveries back without a failure.
+
+        With `event`, their messages wait for this event.
+        """
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=not event)
         given, build = list(deliveries), partial(self._build_release, wait_ms, event)
         lost = yield from self._settle("release", given, build)
@@ -515,7 +521,10 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases; shared leases are only checked. Return the lost deliveries."""
+        """Extend leases.
+
+        A shared lease is only checked, because the heartbeat renews it. Return the lost deliveries.
+        """
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -576,10 +585,10 @@ class ConsumerFlows:
         return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
 
     def close(self) -> Flow[None]:
-        """Release unsettled deliveries at once, without using up retries.
+        """Release unsettled deliveries immediately, without the loss of a retry.
 
-        In mode "at_most_once", an ack without a reply is not repeated. Its deliveries are released,
-        unless Redis has executed the ack.
+        In mode "at_most_once", an ack that got no reply is not repeated. Its deliveries are
+        released, unless Redis has executed the ack.
         """
         self.is_closed = True
         yield from self.state.wait_for_receive()

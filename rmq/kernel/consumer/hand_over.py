@@ -1,23 +1,18 @@
 """Let a send deliver its message directly to a sleeping consumer.
 
-Such a delivery is a hand-over. For it, the sleeping consumer leaves a credit in each of its slots.
-
-A credit permits a number of hand-overs. The script that stores the next messages leases them to
-this consumer. It also publishes the messages on the consumer's own channel. So a single message
-needs one script and one wake-up, while a signal and a receive need two of each. A consumer that
-always listens, such as a worker, leaves credits for several hand-overs.
-
-A credit costs one short script a second, which reads the number of hand-overs made for it. If a
-hand-over was made but has not arrived at that time, it is treated as lost.
-
-Before a call of the consumer ends, the consumer withdraws all credits that may still be valid. The
-script that removes a credit then publishes a number. All hand-overs for this credit were published
-before the number. The consumer reads its socket up to this number, so no message remains in the
-socket while the program works.
-
-A hand-over is the late reply to a call of the script `prepare` that had found no message. If a
-hand-over is lost with its connection, the call is repeated under the same number. The repeat
-returns the same batch. The batch is then released, without using up retries.
+Such a delivery is a hand-over. To request hand-overs, a sleeping consumer leaves a credit in each
+of its slots. A credit permits a number of hand-overs. The script that stores the next messages
+leases them to this consumer, and publishes them on the consumer's own channel. So a single message
+needs one script and one wake-up. Without a hand-over, it needs two of each. A consumer that always
+listens, such as a worker, leaves credits for several hand-overs. A credit costs one short script a
+second, which reads how many hand-overs were made for the credit. If a hand-over was made but has
+not arrived at that time, the consumer treats it as lost. Before a call of the consumer ends, the
+consumer withdraws all credits that may still be valid. The script that removes a credit then
+publishes a number. All hand-overs for this credit were published before the number. The consumer
+reads its socket up to this number, so no message remains in the socket while the program works. A
+hand-over is the late reply to a call of the script `prepare` that had found no message. If a
+hand-over is lost with its connection, the call is repeated under the same number and returns the
+same batch. The batch is then released without the loss of a retry.
 """
 
 from __future__ import annotations
@@ -98,9 +93,9 @@ class Credits:
         self.in_doubt = False
 
     def next_number(self, count: int = 1) -> int:
-        """Reserve consecutive numbers for hand-overs, and return the first.
+        """Reserve consecutive numbers for hand-overs, and return the first number.
 
-        They are larger than all earlier numbers.
+        All numbers are larger than the numbers reserved earlier.
         """
         self._number += count
         return self._number - count + 1
@@ -123,7 +118,7 @@ class Credits:
             state: State of the consumer.
             slots: Indexes of the slots.
             sessions: Replay session of the first hand-over of each new credit.
-            limit: Largest number of hand-overs for each credit.
+            limit: Maximum number of hand-overs for each credit.
         """
         subscription, now = self._subscription, time.monotonic()
         if self.standing:
@@ -148,7 +143,7 @@ class Credits:
         return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Return whether hand-overs can reach the consumer, and are worthwhile for its wait."""
+        """Return whether hand-overs can reach the consumer, and its wait is long enough."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -177,7 +172,8 @@ class Credits:
         Args:
             state: State of the consumer.
             slot: Index of the credit's slot.
-            unused: Number of hand-overs that the credit still permitted. They will not come.
+            unused: Number of hand-overs that the credit still permitted. These hand-overs will not
+                be made.
         """
         credit = self.standing.get(slot)
         if credit is not None:
@@ -212,8 +208,8 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     """Return the hand-overs that have arrived for valid credits.
 
     A payload that is a number is stored in the subscription's attribute `heard`. A payload is
-    ignored if it is malformed, or if a repeated call has already returned its messages. After a
-    long pause of this process, the leases of arrived hand-overs may have ended. These hand-overs
+    ignored if it is malformed, or if a repeated call has already returned its messages. If this
+    process has paused for long, the leases of arrived hand-overs may have ended. Such hand-overs
     are released.
     """
     subscription, credits = state.subscription, state.credits

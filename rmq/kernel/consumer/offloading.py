@@ -27,8 +27,8 @@ def read(
     """Read the offloaded bodies of deliveries.
 
     If an object cannot be read, its message is given back as failed. The bodies of a batch have a
-    limit in bytes. From the first delivery that exceeds the limit on, all deliveries are released,
-    so that they stay in order.
+    limit in bytes. The first delivery that exceeds the limit, and all deliveries after it, are
+    released, so that they stay in order.
 
     Returns:
         The deliveries with their bodies, and the leases of undecodable messages with the reasons.
@@ -74,7 +74,10 @@ def _lease(delivery: InnerDelivery) -> Lease:
 
 
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
-    """Settle deliveries, and ignore errors: the messages come back when their leases expire."""
+    """Settle deliveries, and ignore errors.
+
+    After an error, the messages wait again when their leases expire.
+    """
     try:
         yield from settling.run()
     except RMQError:
@@ -95,9 +98,9 @@ class Removal:
         self._is_planned = False
 
     def plan(self) -> Flow[None]:
-        """Schedule a removal of the objects of acked messages.
+        """Schedule the removal of the objects of acked messages.
 
-        The removal includes the objects of all messages that are acked before it runs.
+        When the removal runs, it includes all messages that were acked before.
         """
         if not self._is_planned:
             self._is_planned = True

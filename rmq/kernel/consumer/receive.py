@@ -1,17 +1,17 @@
-"""Receive messages from slots that have work, and sleep until more messages come.
+"""Receive messages from slots that have work, and sleep until more messages arrive.
 
 To visit a slot, a consumer calls the script `prepare`, which leases messages. The reply also says
 when the slot next has work. Until that time the consumer sleeps, subscribed to the topic's channel
 for wake-ups. A wake-up can get lost, because Pub/Sub does not guarantee delivery. So every POLL_S
-seconds the consumer also checks its slots, in one command. If the topic has more than LOOKS slots,
-a subscribed consumer checks only the next LOOKS slots each time.
+seconds the consumer also checks its slots with one command. If the topic has more than LOOKS slots,
+each check of a subscribed consumer covers only the next LOOKS slots.
 
 While the consumer sleeps, a send may deliver a message to it directly, as the module `hand_over`
 describes.
 
-A call may lease messages that it cannot return, because the reply did not come or the caller was
-interrupted. The next call hands these messages back: it repeats the command with the same number,
-gets the same batch, and releases the batch. This costs no retry.
+A call may lease messages that it cannot return, because the reply did not arrive or the caller was
+interrupted. The next call gives these messages back: it repeats the command with the same number,
+gets the same batch, and releases the batch without the loss of a retry.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     """Receive a limited number of messages, and wait for the first message.
 
     Returns:
-        Batches by slot, or an empty list if no message came in time. An ordered consumer receives
-            the messages of one slot.
+        Batches by slot, or an empty list if no message arrived in time. An ordered consumer
+            receives the messages of one slot.
     """
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     yield from _begin(state)
@@ -75,7 +75,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """The state of one call of `receive`: its limit, and when it ends without messages."""
+    """The state of one call of `receive`: its limit, and the end of its wait."""
 
     state: ReceiveState
     limit: int
@@ -87,7 +87,7 @@ class _Call:
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots and sleep alternately, until messages come or the wait is over."""
+    """Visit slots and sleep, again and again, until messages arrive or the wait ends."""
     call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
@@ -106,7 +106,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits for hand-overs that may be used or expired.
+    """Withdraw the credits that may be used or expired.
 
     Return the messages that were handed over for these credits. If there are no such messages, all
     slots will be visited next.
@@ -131,7 +131,7 @@ def _do_chores(state: ReceiveState) -> Flow[None]:
 
 
 def _wait(call: _Call) -> Flow[list[SlotBatch]]:
-    """Do the next step after a visit without messages: check slots, subscribe or sleep.
+    """After a visit without messages, do the next step: check slots, subscribe or sleep.
 
     Returns:
         Messages that were handed over while the consumer slept.
@@ -163,7 +163,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
     """End the call after its wait if all slots are empty. Otherwise check the slots.
 
     A visit may return no message although the slot still has work, for example if the visit only
-    moved due messages or removed expired messages. Such a slot is visited again.
+    removed expired messages. Such a slot is visited again.
     """
     state = call.state
     if min(state.ready_at) <= now:
@@ -202,9 +202,10 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits, and append messages that were handed over for them to the batches.
+    """Withdraw unused credits.
 
-    Batches that exceed the limit are released.
+    Append the messages that were handed over for these credits to the batches. Batches that exceed
+    the limit are released.
     """
     if state.credits.standing:
         room = limit - sum(len(batch.ids) for _, batch in batches)
@@ -227,8 +228,8 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """Receive messages from slots that have work according to `ready_at`, without waiting.
 
-    The caller keeps the list `ready_at` up to date, by wake-ups and `next_ready`. An empty slot
-    records that a consumer sleeps. In a topic with a single slot, the consumer leaves a credit, so
+    The caller updates the list `ready_at` with wake-ups and `next_ready`. An empty slot records
+    that a consumer sleeps. In a topic with a single slot, the consumer leaves a credit there, so
     that the next messages are handed over to its subscription. An ordered consumer receives
     messages of one slot.
     """
@@ -243,8 +244,8 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Return the messages that were handed over since `receive_ready` left credits for them.
 
-    If the call that left a credit got no reply, all messages are released. Otherwise a later repeat
-    of that call would release messages that the caller already has.
+    If the call that left a credit got no reply, all messages are released, because a later repeat
+    of that call would release them anyway.
     """
     if state.unanswered is not None:
         yield from hand_back(state)
@@ -280,7 +281,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Before the first visit of a call, find out whether slots that seemed empty have work now."""
+    """Before the first visit of a call, check whether slots that seemed empty have work now."""
     state.current_slots()
     now = time.monotonic()
     if len(state.ready_at) == 1:
@@ -310,8 +311,8 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Check when slots next have work. If no slot has work, leave credits in the slots.
 
     A subscribed consumer usually checks only slots from which it received messages. Every POLL_S
-    seconds it also checks all slots, because a wake-up can get lost. If there are many slots, it
-    checks some of them each time.
+    seconds it also checks the other slots, because a wake-up can get lost. If there are many slots,
+    each of these checks covers only some slots.
     """
     slots, credits = state.current_slots(), state.credits
     now, chosen = time.monotonic(), state.busy_slots
@@ -469,7 +470,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Batch]:
-    """Read the events of messages that have waited. Leave out messages whose leases have ended."""
+    """Read the events of messages that have waited. Omit messages whose leases have ended."""
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     found: list[bytes | None] = []
     while len(found) < len(leases.ids):
@@ -496,9 +497,10 @@ def hand_back_interrupted(
 ) -> Flow[None]:
     """Release the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
 
-    After Ctrl-C, the call waits until its batches are released. Other interruptions end the call at
-    once. The batches are then released in the background or by the consumer's next call. A time
-    limit may raise any exception. Errors of RMQ do not count as interruptions.
+    After Ctrl-C, the call waits until its batches are released. Other interruptions end the call
+    immediately. The batches are then released in the background or by the consumer's next call. Any
+    exception except RMQ's errors counts as an interruption, because a time limit may raise any
+    exception.
     """
     state.undelivered += batches
     if isinstance(error, GeneratorExit) or not state.may_have_messages():
@@ -513,10 +515,10 @@ def hand_back_interrupted(
 
 
 def hand_back_later(state: ReceiveState) -> Flow[None]:
-    """Release the messages of an interrupted call, unless another call runs.
+    """Release the messages of an interrupted call, unless another call is running.
 
-    A running call has released these messages when it started. The messages of the running call
-    must not be released.
+    A running call has released these messages at its start, and its own messages must not be
+    released.
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
@@ -553,9 +555,9 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:
-    """Release all messages that were not returned, also in slots whose master is missing.
+    """Release all messages that were not returned, even in slots whose master is missing.
 
-    Then report how late messages were, for the last time.
+    Then report for the last time how late messages were.
     """
     yield from hand_back(state)
     state.unconfirmed_offers += state.away_slots.calls.values()

@@ -1,8 +1,8 @@
-"""Calls that renew leases, and calls that settle the same deliveries meanwhile.
+"""Calls that renew leases, while other calls settle the same deliveries.
 
-A renewal changes the receipts of its deliveries. So Redis refuses a call with the old receipts that
-comes after it, from another thread or task. Such a delivery is not lost: the call is made again
-with the new receipt.
+A renewal changes the receipts of its deliveries. If another thread or task then settles a delivery
+with the old receipt, Redis refuses the call. The delivery is not lost: the call is made again with
+the new receipt.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ Note = Callable[[list[InnerDelivery], Any], list[InnerDelivery]]  # records answ
 
 
 class Renewal(frozenset[int]):
-    """A call that renews leases, as the identities of its deliveries."""
+    """A call that renews leases: the Python ids (`id()`) of its deliveries."""
 
 
 NONE = Renewal()
 
 
 class Renewals:
-    """The calls of one consumer that renew leases now. Threads and tasks may share the object."""
+    """The calls of one consumer that are renewing leases.
+
+    Threads and tasks may share the object.
+    """
 
     __slots__ = ("_running",)
 
@@ -38,9 +41,9 @@ class Renewals:
         self._running: dict[int, weakref.ref[Renewal]] = {}
 
     def begin(self, deliveries: Iterable[InnerDelivery]) -> Renewal:
-        """Note that a call renews these leases, until Python frees the returned object.
+        """Record that a call renews these leases, until Python frees the returned object.
 
-        So a call that is interrupted between any two instructions does not stay noted.
+        So the record also ends if the call is interrupted between any two instructions.
         """
         renewal = Renewal(map(id, deliveries))
         number = id(renewal)
@@ -55,20 +58,23 @@ class Renewals:
         note: Note,
         renewal: list[Renewal],
     ) -> Flow[tuple[list[InnerDelivery], list[InnerDelivery]]]:
-        """Record an answer that refuses receipts, after the renewals that may have changed them.
+        """Record an answer that refuses receipts.
+
+        First wait for the renewals that may have changed them.
 
         Args:
             deliveries: Deliveries of the call.
-            scores: Receipts that the call has given.
-            answer: Answer about each delivery. "0" or None: its receipt was refused.
+            scores: Receipts that the call has sent.
+            answer: Answer about each delivery. "0" or None means that its receipt was refused.
             note: Function that records answers and returns the lost deliveries.
-            renewal: Renewal that the call itself is, or empty. It ends here.
+            renewal: The caller's own renewal, which ends here, or empty if the caller renews
+                nothing.
 
         Returns:
             The lost deliveries, and the deliveries that have another receipt now.
 
         Raises:
-            AlreadySettled: The call was about one delivery, which another call settles.
+            AlreadySettled: The call was for one delivery, and another call settles it.
         """
         refused = [n for n, each in enumerate(answer) if each is None or each == "0"]
         others = sorted(set(range(len(answer))).difference(refused))
@@ -94,7 +100,7 @@ def extend_unsettled(
     extend: Callable[[list[InnerDelivery]], Flow[list[InnerDelivery]]],
     deliveries: Iterable[InnerDelivery],
 ) -> Flow[list[InnerDelivery]]:
-    """Extend leases. Skip deliveries that another thread or task has settled meanwhile.
+    """Extend leases. Skip deliveries that another thread or task has settled in the meantime.
 
     Raises:
         AlreadySettled: All deliveries are settled.

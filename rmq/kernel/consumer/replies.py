@@ -1,6 +1,6 @@
-"""Before a consumer's next call, repeat calls that settle deliveries but got no reply.
+"""Repeat calls that settle deliveries but got no reply, before the consumer's next call.
 
-This module also has the acks by receipt, which any process may send.
+This module also sends acks by receipt, which are possible from any process.
 """
 
 from __future__ import annotations
@@ -93,13 +93,12 @@ class MissingReplies:
     """The calls of one consumer that settle deliveries but got no reply.
 
     Threads and tasks may share the object. Before a thread or task settles anything else, it
-    repeats these calls until they succeed. So there are at most as many such calls as threads and
-    tasks.
+    repeats these calls until they succeed. So each thread or task has at most one such call.
 
     Attributes:
         waiting: Calls to repeat.
-        repeating: Calls that a thread or task is repeating now. Each value is a permit, which
-            exists as long as the repeat runs, and the slots of the call.
+        repeating: Calls that a thread or task is repeating now. Each value has the slots of the
+            call, and a permit that exists as long as the repeat runs.
     """
 
     __slots__ = ("repeating", "waiting")
@@ -133,7 +132,7 @@ class MissingReplies:
 
         Args:
             slots: Keys of the slots whose calls are repeated. Default: all slots.
-            fails_fast: Whether commands fail at once if a master is away.
+            fails_fast: Whether commands fail immediately if a master cannot be reached.
 
         Raises:
             OutcomeUnknown, Unavailable: There is still no reply. The call is kept.

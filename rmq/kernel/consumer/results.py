@@ -1,6 +1,6 @@
 """Store the results of deliveries with their acks, and the progress of running handlers.
 
-A result says how a message ended. It is kept for a time if its sender asks for it.
+A result says how a message ended. RMQ keeps it for a time if the sender requests this.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class DeliveryResults(ConsumerPart):
     def set_value(self, delivery: InnerDelivery, value: object) -> None:
         """Set the value that the ack of a delivery stores.
 
-        Nothing is stored if the message does not keep its result.
+        If the message does not keep its result, nothing is stored.
         """
         if delivery.keeps_result:
             delivery.result, _ = encode(self._context.codec, delivery, value)
@@ -127,7 +127,7 @@ class DeliveryResults(ConsumerPart):
     ) -> Flow[list[InnerDelivery]]:
         """Store the progress of a delivery.
 
-        Return a list with the delivery if its lease was lost, and an empty list otherwise.
+        If its lease was lost, return a list with the delivery, otherwise an empty list.
         """
         open_leases(self._context, [delivery])  # checks that it is unsettled and of this topic
         delivery.progress_at = time.monotonic() + PROGRESS_S

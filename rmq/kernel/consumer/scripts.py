@@ -1,4 +1,4 @@
-"""Build the commands with which consumers lease and settle messages, and use claims.
+"""Build the commands with which consumers lease messages, settle them, and use claims.
 
 A shared lease is one lease for all deliveries that a worker process has of a slot.
 `lua/lib/leases/shared_leases.lua` describes how scripts use it. `rmq/worker/heartbeat/renewer.py`
@@ -78,8 +78,8 @@ def claim(
     """Claim business keys of one slot, each for its owner.
 
     The result for a key is "first" if the owner has claimed it, "done" if the work is done, or
-    "busy" if another owner has the claim. A "busy" result has the ms since that owner claimed the
-    key, and the ms until the claim ends.
+    "busy" if another owner has the claim. A "busy" result also has the ms since the other owner
+    claimed the key, and the ms until this claim ends.
     """
     return Command(
         script_loader.load("claim"),
@@ -135,7 +135,7 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
     """Release deliveries of an expired shared lease.
 
-    Return the number of released deliveries, and whether more remain.
+    Return their number, and whether more deliveries remain.
     """
     return Command(
         script_loader.load("lease_rollback"),
@@ -148,7 +148,10 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Release deliveries of a shared lease whose handlers have not begun. This costs no retry."""
+    """Release deliveries of a shared lease whose handlers have not begun.
+
+    Their messages lose no retry.
+    """
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
@@ -203,7 +206,7 @@ def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
 
 
 def rollback_failure(run: str) -> bytes:
-    """Return the error text that is stored with messages when the lease of their query expired."""
+    """Return the error text for messages of a query whose lease has expired."""
     return failure.encode(f"the lease of query {run} ran out")
 
 
@@ -355,7 +358,7 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the µs until each slot has work: 0 for now, -1 for no work before the slot changes.
+    """Return the µs until each slot has work, 0 for now, or -1 for no work until the slot changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.
@@ -424,7 +427,10 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Read a hand-over that a consumer's own channel published. Return None for other payloads."""
+    """Parse a hand-over from the payload of a consumer's own channel.
+
+    Return None for other payloads.
+    """
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
@@ -480,7 +486,8 @@ def ack(
 ) -> Command[str]:
     """Settle deliveries as done. Codes in the result: `1` settled, `0` lost.
 
-    Delivery numbers (fences), and the numbers that `rmq.Audit` compares, are empty if unknown.
+    The arguments for delivery numbers (fences), and for the numbers that `rmq.Audit` compares, may
+    be empty if these are unknown.
     """
     return Command(
         script_loader.load("ack"),
@@ -561,8 +568,8 @@ def release(
 ) -> Command[str]:
     """Give deliveries back without a failure. Codes: `1` released, `c` cancelled, `0` lost.
 
-    Each message returns to its place in the queue, by its priority or its due time. With the key of
-    an event, it waits for this event, but at most for `wait_ms`.
+    Each message returns to its position in the queue, by its priority or its due time. With
+    `event`, it waits for this event, for at most `wait_ms`.
     """
     return Command(
         script_loader.load("release"),

@@ -1,8 +1,8 @@
 """Settle deliveries of any slots: ack, nack, reject, release, extend.
 
-Each verb gets the leases of the deliveries and returns a `Settling`. This object makes a call for
-each slot, and for each thousand deliveries of it (for some verbs, each hundred). The reply has a
-one-letter code for each delivery, in order.
+Each verb gets the leases of the deliveries and returns a `Settling`. This object makes one call for
+up to 1000 deliveries of a slot (100 for some verbs). The reply has a one-letter code for each
+delivery, in order.
 
 Each call has its own replay session, which is a name and a number that Redis remembers. If a reply
 is lost, the object can be run again with the same numbers. Calls that Redis has executed then
@@ -56,7 +56,7 @@ class Lease(NamedTuple):
 class Leases(NamedTuple):
     """Many leases, stored as columns: slots, message ids, scores and delivery numbers.
 
-    Scripts take columns, and rows would cost more time.
+    Scripts take columns as arguments, and rows would take more time.
     """
 
     slots: Sequence[int]
@@ -91,8 +91,8 @@ class Leases(NamedTuple):
 def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
     """Return the error for a delivery that belongs to another topic.
 
-    The delivery must not be settled here, because this topic may have a different message with the
-    same id.
+    The delivery must not be settled in this topic, which may have a different message with the same
+    id.
     """
     return InvalidValue(
         f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
@@ -181,7 +181,7 @@ class Extension(NamedTuple):
 
 
 class _Kind(NamedTuple, Generic[T]):
-    """The kind of an answer about several deliveries: letters, or deadlines."""
+    """The kind of an answer about several deliveries: one-letter codes, or deadlines."""
 
     unknown: Any  # answer about a delivery whose slot answered with an error
     lost: Any  # answer about a delivery of a slot that no longer exists
@@ -251,10 +251,10 @@ class Settling(Generic[T]):
     def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
         """Make the calls. If only some slots failed, return the reply and the first error.
 
-        If the property `unanswered` is True afterwards, the calls can be repeated.
+        If the property `unanswered` is True after this, you can repeat the calls.
 
         Args:
-            fails_fast: Whether commands fail at once if a master node is away.
+            fails_fast: Whether commands fail immediately if a master node cannot be reached.
         """
         calls, extra = self._calls, self._extra
         before = extra.commands if extra is not None and calls else ()
@@ -338,7 +338,7 @@ class Settling(Generic[T]):
         return replies
 
     def _keep(self, numbers: Sequence[int]) -> None:
-        """Keep the replay sessions of calls that got no reply, and give back all others.
+        """Keep the replay sessions of calls that got no reply, and free all other sessions.
 
         A call must be repeated in its own replay session.
 
@@ -360,7 +360,10 @@ def _follow_ups_of(
     follow_ups: Sequence[FollowUpList],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
-    """Group the follow-ups of one call by target topic. Also return a function for the reply."""
+    """Group the follow-ups of one call by target topic.
+
+    Also return a function that handles the reply.
+    """
     given: dict[str, tuple[list[int], list[bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
         parts = iter(follow_ups[position])
@@ -378,7 +381,7 @@ def _follow_ups_of(
 
 
 def _most_with(follow_ups: Sequence[FollowUpList], most: int) -> int:
-    """Return the largest number of deliveries in one call for these follow-ups."""
+    """Return the maximum number of deliveries that one call may have with these follow-ups."""
     sizes = [each.size if each else 0 for each in follow_ups]
     counts = [len(each) // 2 for each in follow_ups]
     if sum(counts) > BATCH_MAX or sum(sizes) > CALL_BYTES:
@@ -404,11 +407,11 @@ def ack(
         leases: Leases of the deliveries.
         extra: Commands that run before the calls.
         results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes if the message
-            keeps no result, or succeeded without a value.
+            keeps no result, or if it succeeded without a value.
         follow_ups: Follow-ups of each delivery: messages that the ack stores.
         note_stored: Function that gets the reply of each call with follow-ups.
-        keep_s: For how long all results are kept, in seconds, except empty results. 0 if the times
-            differ.
+        keep_s: Time for which all results are kept, in seconds. 0 if the results have different
+            times.
     """
     results = results if any(results) else ()
 
@@ -508,7 +511,7 @@ def release(
     Args:
         context: The topic.
         leases: Leases of the deliveries.
-        places: Priority or due time of each message, which is its place in the queue.
+        places: Priority or due time of each message, which determines its position in the queue.
         wait_ms: Wait before the next delivery, ms.
         extra: Commands that run before the calls.
         event: Key of an event that ends the wait, or empty.

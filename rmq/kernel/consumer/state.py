@@ -1,11 +1,10 @@
 """Keep a consumer's state between two calls.
 
-The state includes when each slot next has work, and leased messages that were not returned.
-
-On a Redis Cluster, receiving from a slot fails at once if the slot's master cannot be reached. The
+The state includes when each slot next has work, and leased messages that were not returned. On a
+Redis Cluster, receiving from a slot fails immediately if the slot's master cannot be reached. The
 consumer soon tries the slot again, because a replica takes over within seconds. A call of `receive`
-goes on trying for the time `retry_for` of the client, and then raises an error. It never returns an
-empty list instead, because the slot may have messages.
+tries for the time `retry_for` of the client, and then raises an error. It does not return an empty
+list, because the slot may have messages.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class AwaySlots:
     def note(self, slot: int, error: StorageError) -> bool:
         """Record that receiving from a slot failed.
 
-        Return False, and record nothing, if the error has another reason than a missing master.
+        If the reason is not a missing master, record nothing and return False.
         """
         if not is_master_away(error):
             return False
@@ -103,9 +102,9 @@ class AwaySlots:
             ready_at[slot] = visit_at
 
     def raise_overdue(self) -> None:
-        """Raise the error of a slot whose master has been missing for too long.
+        """If the master of a slot has been missing for too long, raise the error of this slot.
 
-        An error is raised once for each failed visit.
+        The error is raised once for each failed visit.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -117,7 +116,7 @@ def sweep(state: ReceiveState) -> Flow[None]:
 
     A follow-up is a message that an ack has stored. It is pending until it is sent to its own slot.
     Most topics have no pending follow-ups. So if this client has seen none in the topic, it rarely
-    looks for them.
+    searches for them.
     """
     now = time.monotonic()
     state.sweep_at = now + SWEEP_S
@@ -143,7 +142,7 @@ class LatenessCounter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to report."""
+        """Whether there are no counts to report."""
         return self.report_at == NEVER
 
     def count(
@@ -161,12 +160,12 @@ class LatenessCounter:
         Args:
             ids: Message ids.
             records: Message records, with empty bytes for a message that is gone.
-            lefts: Number of retries left of each message, one byte each. Empty if all deliveries
-                are first attempts.
-            max_retries: Number of retries left at a first attempt.
+            lefts: Remaining retries of each message, one byte for each message. Empty if all
+                deliveries are first attempts.
+            max_retries: Number of remaining retries at a first attempt.
             test_us: Time in epoch microseconds that a test sets, or empty bytes for this machine's
-                clock. With a test's time, only messages sent with a due time count, because the
-                others have the time of the real clock.
+                clock. If a test sets the time, only messages with a due time count, because the ids
+                of other messages have the real time.
         """
         now_ms = int(test_us) // 1000 if test_us else time.time_ns() // 1_000_000
         counts, bucket, size = self._counts, -1, len(ids)
@@ -200,7 +199,7 @@ class LatenessCounter:
         return counts
 
     def put_back(self, counts: Counts) -> None:
-        """Take back counts that could not be reported, for the next report."""
+        """Add counts that could not be reported to the next report."""
         self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
         self.report_at = time.monotonic() + REPORT_S
 
@@ -327,14 +326,14 @@ class ReceiveState:
         return bool(self.unanswered is not None or self.undelivered or self.unconfirmed_offers)
 
     def may_have_messages(self) -> bool:
-        """Whether this consumer has, or may have, leased messages that were never delivered."""
+        """Whether this consumer may have leased messages that it has not returned."""
         return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
         """Return whether every slot without work will send a wake-up when it gets work.
 
-        Slots in `busy_slots` are not considered. If slots may have credits for hand-overs, the
-        result is False, because all slots are then checked each time.
+        Slots in `busy_slots` are ignored. If slots may have credits for hand-overs, the result is
+        False, because each check then covers all slots.
         """
         subscription, slots = self.subscription, len(self.ready_at)
         if not self.all_send_signals or not subscription.is_heard:
@@ -346,7 +345,7 @@ class ReceiveState:
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
     def next_checks(self) -> Sequence[int]:
-        """Return the slots to check next: all slots, or only the next few if there are many."""
+        """Return the slots to check next: all slots, or a few of them if there are many."""
         now, slots = time.monotonic(), len(self.ready_at)
         looks = next_looks(self.next_check, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:

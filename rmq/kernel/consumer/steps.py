@@ -1,6 +1,7 @@
-"""Record which parts of the work on a message are done, so that retries do not repeat them.
+"""Record which steps of the work on a message are done, so that retries do not repeat these steps.
 
-Such a part is called a step. A handler may also save a cursor, which says how far its work is.
+A step is a named part of a handler's work. A handler may also save a cursor, which says how much of
+the work is done.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class DeliverySteps(ConsumerPart):
     """Reads and writes the steps of a consumer's deliveries.
 
     Only the delivery with the valid receipt can write the steps of a message. So each delivery
-    needs to read them only once.
+    reads these steps only once.
     """
 
     def begin(self, delivery: InnerDelivery, name: str) -> Flow[Begun]:
@@ -56,8 +57,8 @@ class DeliverySteps(ConsumerPart):
 
         Raises:
             InvalidValue: This attempt has called a step of that name before.
-            Reject: An earlier attempt has done the step, but its value could not be stored. This is
-                also raised if the steps of the message have no room for this step.
+            Reject: An earlier attempt has done the step, but the step's value could not be stored.
+                Also raised if the steps of the message leave no room for this step.
         """
         encoded, called = core_steps.check_name(name), delivery.steps_called
         if name in called:

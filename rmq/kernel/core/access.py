@@ -27,9 +27,9 @@ class Role(StrEnum):
     """The rights of a token's owner over HTTP.
 
     A producer sends to some topics, and a consumer receives and settles the messages of some
-    topics. They can do nothing else. A viewer reads, an operator keeps messages moving, and an
-    admin creates, changes and deletes. An operator has the rights of a viewer and of a producer. An
-    admin has the rights of all roles.
+    topics. Producers and consumers can do nothing else. A viewer reads, an operator also redrives,
+    pauses and cancels, and an admin creates, changes and deletes. An operator has the rights of a
+    viewer and of a producer. An admin has the rights of all roles.
     """
 
     PRODUCER = "producer"
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
     @property
     def is_of_topics(self) -> bool:
-        """Whether a token of this role is for some topics only."""
+        """Whether a token with this role is limited to some topics."""
         return self in (Role.PRODUCER, Role.CONSUMER)
 
 
@@ -167,7 +167,7 @@ def new_token(
     lasts_ms: int | None,
     topics: tuple[str, ...] = (),
 ) -> AccessToken:
-    """Return a token with a new secret."""
+    """Create a token with a new secret."""
     id, secret = secrets.token_hex(4), secrets.token_hex(SECRET_BYTES)
     expires_ms = None if lasts_ms is None else now_ms + lasts_ms
     return AccessToken(

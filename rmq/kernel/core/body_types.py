@@ -4,9 +4,9 @@ This module checks builtin types. It also converts the types that `rmq.kernel.co
 such as dates, UUIDs, Enums, sets and dataclasses. This needs no other package. If pydantic or
 msgspec is installed, that package converts its own models and all other types of `typing`.
 
-A send of an object encodes it and decodes it again with the object's class (`plain_form`). If the
-result differs from the object, the send is refused. So a handler with this class as its annotation
-receives an equal object.
+When an object is sent, its JSON form is immediately decoded again with the object's class
+(`plain_form`). If the result differs from the object, the send is refused. So a handler whose
+annotation is this class receives an equal object.
 """
 
 from __future__ import annotations
@@ -150,7 +150,10 @@ def _inside(place: object, error: DecodeError) -> DecodeError:
 
 
 def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Convert each member of a list or a map. Without a converter, return the members unchanged."""
+    """Convert each member of a list or a map.
+
+    If there is no converter, return the members unchanged.
+    """
     converted = []
     for place, item in body:
         try:

@@ -1,12 +1,11 @@
 """Limit the number of simultaneous callers, and let several callers share a call.
 
-Each caller has a permit. A permit is free again when its owner is gone, however it ended.
-
-A call for several callers is like a group commit of a database. Up to FEW calls at a time are made
-immediately, each for one caller. If more callers arrive, or if the previous call was shared, a
-caller waits until no call is in progress. The first waiting caller then makes one call for all
-waiting callers, in the order of arrival. So more callers cost less each, and no delay has to be
-configured.
+Each caller has a permit. The permit is free again when the caller has ended, even after an
+interruption. A call for several callers is like a group commit of a database. Up to FEW calls at a
+time are made immediately, each for one caller. If more callers arrive, or if the previous call was
+shared, a caller waits until no call is in progress. The first waiting caller then makes one call
+for all waiting callers, in the order of arrival. So the cost per caller is lower if there are many
+callers, and no delay has to be configured.
 
 Each caller gets an outcome of its own: its part of the result, an error, or APART. APART means that
 the caller must make a separate call. The rules are the same for threads and for tasks. Only the way
@@ -47,8 +46,8 @@ class Permit:
     def free(self) -> None:
         """Free the permit. Call this once for each `acquire`, and do not use the object afterwards.
 
-        The next caller gets the same object. If this object is still in a stack frame that an
-        exception refers to, the permit stays in use.
+        The next caller may get the same object. If an exception still refers to the object, the
+        permit stays in use.
         """
         if self.thread:
             self.thread = 0
@@ -141,10 +140,7 @@ class Caller:
         self.size = size
 
     def claim(self, leader: Caller) -> bool:
-        """Join a shared call, which another caller (the leader) makes.
-
-        Return False if this caller no longer waits.
-        """
+        """Join a call that another caller makes. Return False if this caller no longer waits."""
         raise NotImplementedError
 
     def lead(self, permit: Permit) -> bool:
@@ -165,9 +161,9 @@ class Coalescer:
     Args:
         run: Function that makes one call for several items, and returns an outcome for each item.
             It usually returns a flow, which the transport runs.
-        items_max: Largest number of items of one call.
-        interrupted: Function that makes the error for callers whose shared call another caller's
-            interruption has ended.
+        items_max: Maximum number of items in one call.
+        interrupted: Function that returns the error for waiting callers, if the caller that makes
+            the shared call is interrupted.
     """
 
     def __init__(
@@ -183,7 +179,7 @@ class Coalescer:
         self.start()
 
     def start(self, loop: Any = None) -> None:
-        """Start without callers, after a fork or for another event loop."""
+        """Reset to a state without callers, after a fork or for another event loop."""
         self._generation = process.generation
         self.loop = loop
         self.permits = Permits(FEW)  # each permits one call
@@ -243,15 +239,15 @@ class Coalescer:
                 permit.free()
 
     def join(self, caller: Caller) -> None:
-        """Add a waiting caller. If no call is in progress, the caller makes a call at once."""
+        """Add a waiting caller. If no call is in progress, the caller makes a call immediately."""
         self.waiting.append(caller)
         self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Add waiting callers to a shared call, as many as fit into it.
+        """Add as many waiting callers to a shared call as fit into it.
 
         Args:
-            callers: Callers of the call, changed in place. The first caller makes the call.
+            callers: List to which the callers are added. Its first caller makes the call.
         """
         size = callers[0].size
         while len(callers) < self._items_max:
@@ -272,9 +268,9 @@ class Coalescer:
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
         """Set the error of a shared call as the outcome of its callers.
 
-        If the error is not an RMQError, a time limit or a signal handler raised it in the thread
-        that made the call. The other callers then get an error that says that the call may have
-        been executed.
+        If the error is not an RMQError, it comes from a time limit or a signal handler in the
+        thread that made the call. The other callers then get an error which says that the call may
+        have been executed.
         """
         if not isinstance(error, RMQError):
             error = self.interruption(f" ({error!r:.200})")
@@ -290,7 +286,7 @@ class Coalescer:
 
 
 def same_error(error: BaseException) -> BaseException:
-    """Return a copy of an error, so that each caller raises an object of its own."""
+    """Return a copy of an error, so that each caller raises its own exception object."""
     same = copy.copy(error)
     same.__cause__ = error.__cause__
     return same

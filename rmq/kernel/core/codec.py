@@ -45,10 +45,10 @@ class Codec(Protocol):
     number: int
 
     def encode(self, body: Any) -> bytes:
-        """Return the bytes of a body, or raise EncodeError."""
+        """Encode a body as bytes, or raise EncodeError."""
 
     def decode(self, data: bytes) -> Any:
-        """Return the body in the bytes, or raise DecodeError."""
+        """Decode a body from bytes, or raise DecodeError."""
 
 
 class BytesCodec:
@@ -163,23 +163,23 @@ def by_number(number: int) -> Codec | None:
 class Compressed:
     """Writes bodies with another codec and compresses them if that makes them smaller.
 
-    Every consumer reads these bodies without configuration. A stored body is one byte, followed by
-    the data. The byte is 16 * method + the number of the other codec. The methods are 0 plain, 1
-    zlib, 2 zstd, 3 encrypted and 4 offloaded. A topic's `max_body` limits the stored bytes.
+    Every consumer reads these bodies without configuration. A stored body begins with a byte that
+    is 16 * method + the number of the other codec. The methods are 0 (plain), 1 (zlib), 2 (zstd), 3
+    (encrypted) and 4 (offloaded). The data follow. A topic's `max_body` limits the stored bytes.
 
     Args:
         codec: Codec that writes the body first: "json", "msgpack", "bytes", or the name of a codec
             from an installed package.
         how: "zlib" or "zstd". zstd is faster and compresses more, but producers and consumers need
             the extra `zstd`.
-        above: Smallest body that is compressed, in bytes. A body that would not become smaller is
-            not compressed.
+        above: Minimum size of a body that is compressed, in bytes. If compression would not make a
+            body smaller, the body is not compressed.
 
     Attributes:
         limit: Largest body before compression and after decompression, in bytes. For a message that
             collects several bodies (`merge="collect"`), the limit applies to the sum of its bodies.
-            The limit protects a consumer from a few bytes that expand to gigabytes. Set the limit
-            on the class, to less than 16 MiB. The limit applies to the whole process.
+            The limit protects a consumer from a few bytes that expand to gigabytes. To change the
+            limit for the whole process, set it on the class, to less than 16 MiB.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -231,8 +231,8 @@ class Compressed:
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
         """Decompress a body. Return the codec that wrote it, and the decompressed bytes.
 
-        If the decompressed bytes would exceed `max_bytes`, DecodeError is raised. If `cut` is True,
-        they are cut to this size instead.
+        If the decompressed bytes would exceed `max_bytes`, DecodeError is raised, or with `cut`,
+        the bytes are cut to this size.
         """
         data = _decrypted(data)
         if not data:
@@ -290,9 +290,9 @@ class Encrypted:
 
     Needs the extra `encrypted`.
 
-    A process can decrypt with the keys of all its `Encrypted` objects, for any topic, and with the
-    keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If a process does not have the key
-    of a message, the message becomes a dead letter, which you can redrive later. A topic's
+    A process can decrypt bodies of any topic with the keys of all its `Encrypted` objects, and with
+    the keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If a process does not have the
+    key of a message, the message becomes a dead letter, which you can redrive later. A topic's
     `max_body` limits the encrypted body. Encryption adds 31 bytes and the id of the key.
 
     Only the body is encrypted and authenticated. Headers, type, keys, times and priority are not.
@@ -342,7 +342,7 @@ class Encrypted:
 
 
 def _coded(codec: Codec, body: Any) -> bytes:
-    """Write a body in the common format for compressed and encrypted bodies (codec 3)."""
+    """Encode a body in the common format of compressed and encrypted bodies (codec 3)."""
     data, number = codec.encode(body), codec.number
     return data if number == Compressed.number else bytes((PLAIN << 4 | number,)) + data
 
@@ -353,24 +353,22 @@ class Offloaded:
     The store is any file system that fsspec supports (the extra `offloaded`). A large body becomes
     an object in the store. The message then contains a reference to the object, with the object's
     size and SHA-256. The object is written before the message, and removed after the message is
-    settled, cancelled, expired or purged. Only `send` and `send_many` use the store. The bodies of
-    messages with a merge key, and of messages from schedules, stages and an outbox, are always in
-    Redis.
-
-    A process can read the stores of all its `Offloaded` objects, for any topic, and the stores
-    listed in RMQ_STORES. If an object cannot be read, its message fails, is retried, and then
-    becomes a dead letter. Use each store, or each folder of a store, for one Redis only.
+    settled, cancelled, expired or purged. Only `send` and `send_many` use the store. Bodies are
+    always in Redis if their messages have a merge key, or come from a schedule, a stage or an
+    outbox. A process can read bodies of any topic from the stores of all its `Offloaded` objects,
+    and from the stores in RMQ_STORES. If an object cannot be read, its message fails, is retried,
+    and then becomes a dead letter. Use each store, or each folder of a store, for one Redis only.
 
     Args:
         store: URL of the store, such as file:///srv/bodies, s3://bucket/folder or memory://folder.
             Options come from fsspec's own configuration. A URL with a password is refused.
-        above: Largest body that is stored in Redis, in bytes.
+        above: Maximum size of a body that is stored in Redis, in bytes.
         inner: Codec that writes the body before it is stored: any value for `codec=` of a topic,
             `rmq.Compressed()` or `rmq.Encrypted(keys)`.
 
     Attributes:
-        limit: Largest object that is written or read, in bytes. The limit applies to the whole
-            process.
+        limit: Maximum size of an object that is written or read, in bytes. The limit applies to the
+            whole process.
 
     Raises:
         InvalidValue: An argument has an invalid value.
@@ -398,7 +396,7 @@ class Offloaded:
         return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Encode the body to the bytes that are stored in Redis, or in an object of the store.
+        """Encode the body as the bytes that are stored in Redis or in an object of the store.
 
         Raises:
             EncodeError: The other codec cannot write the body.
@@ -462,8 +460,8 @@ class RawCodec:
 def register(codec: Codec) -> Codec:
     """Register a custom codec, so that it decodes every body with the codec's number.
 
-    If a codec has the attribute `passes_bytes`, another codec encodes its bodies. So it is not
-    registered.
+    A codec with the attribute `passes_bytes` is not registered, because another codec encodes its
+    bodies.
 
     Raises:
         ConfigurationError: The number is not 4 to 7, or another codec has it.
@@ -537,8 +535,8 @@ class Encoded:
 class SharedLimit:
     """Reads several bodies, and limits their total decompressed size to `Compressed.limit`.
 
-    So a page of messages needs no more memory than one body. The same is true for a message that
-    collects several bodies.
+    So a page of messages, or a message that collects several bodies, needs no more memory than one
+    body.
     """
 
     def __init__(self) -> None:
@@ -549,7 +547,7 @@ class SharedLimit:
 
         Raises:
             DecodeError: The bytes are damaged or exceed the rest of the limit. Each error halves
-                the rest, so that many damaged bodies do not take long.
+                the rest of the limit, so that many damaged bodies do not take long.
         """
         if number != Compressed.number:
             return number, data

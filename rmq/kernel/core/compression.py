@@ -55,10 +55,11 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
     Args:
         how: ZLIB or ZSTD.
         data: Compressed bytes.
-        max_bytes: Largest result, in bytes. The size that the data themselves state is not trusted.
+        max_bytes: Maximum size of the result, in bytes. The size that is stored in the data is not
+            trusted.
 
     Raises:
-        DecodeError: The result would exceed `max_bytes`, the data are cut short or damaged, or
+        DecodeError: The result would exceed `max_bytes`, the data are incomplete or damaged, or
             zstandard is missing.
     """
     return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)

@@ -1,4 +1,4 @@
-"""Define limits of a topic: how many messages are delivered per time, and how many are in flight.
+"""Define limits of a topic: how many messages are delivered per period, and how many are in flight.
 
 A limit applies to all consumers, workers and queries of the topic together. It applies to the whole
 topic, or to each value of a header (the limit's key) separately. Slots may be on different servers,
@@ -47,7 +47,7 @@ def _check_key(key: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Limit the number of messages that are delivered per time.
+    """Limit the number of messages that are delivered per period.
 
     The limit is a token bucket. Each delivery takes one token, and a retry is also a delivery.
     During any time t, at most `burst + count * t / per` messages are delivered.
@@ -115,13 +115,13 @@ Limit = Rate | Concurrency
 class Limits:
     """The limits of a topic.
 
-    A topic has at most one limit of each kind for all its messages, and one of each kind for the
-    values of a header.
+    A topic has at most one limit of each kind for all its messages, and at most one limit of each
+    kind for the values of a header.
 
     Attributes:
-        rate: Limit of messages per time.
+        rate: Limit of messages per period.
         concurrency: Limit of messages in flight.
-        key_rate: Limit of messages per time, for each value of a header.
+        key_rate: Limit of messages per period, for each value of a header.
         key_concurrency: Limit of messages in flight, for each value of a header. If `key_rate` is
             also set, both have the same header.
     """
@@ -146,8 +146,8 @@ class Limits:
 
         Return '' if there are no limits.
 
-        A slot's share of a rate has the same count and a longer period. Bursts and messages in
-        flight are divided by `Layout.share`, so that each slot gets at least 1.
+        A slot's share of a rate has the same count and a longer period. `Layout.share` divides
+        bursts and messages in flight, so that each slot gets at least 1.
         """
         if self == Limits():
             return ""
@@ -276,7 +276,7 @@ def _parse_limit(text: str) -> Limit:
 
 
 def from_redis(text: str) -> Limits:
-    """Read limits from the text that Redis stores.
+    """Parse the text of limits that Redis stores.
 
     Raises:
         InvalidValue: A later version of RMQ wrote the text.

@@ -11,8 +11,8 @@ All these bytes are authenticated: a changed body, or a body with another key id
 Message id and topic are not authenticated, because they change when a message is redriven to
 another topic.
 
-A function that can raise an error never has a key in a local variable. Some programs log the
-variables of each function in a traceback.
+A function that can raise an error never has a key in a local variable, because some programs log
+the variables of each function in a traceback.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class KeySource:
         return "<keys>"
 
     def newest(self) -> tuple[str, Any]:
-        """Return the id of the newest key, and its cipher.
+        """Return the id and the cipher of the newest key.
 
         Raises:
             InvalidValue: There is no key, or the key is not valid.
@@ -95,7 +95,7 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return a key's id, its cipher, and a text that explains a problem with the key.
+    """Return the id and the cipher of a key, and a text that explains a problem with the key.
 
     The text is '' if there is no problem.
 
@@ -293,7 +293,7 @@ def _try(source: KeySource, name: str) -> tuple[Any, str]:
 
 
 def _opened(cipher: Any, data: bytes, end: int, start: int) -> bytes | None:
-    """Return the decrypted bytes, or None if they were encrypted with another key."""
+    """Return the decrypted bytes, or None if the bytes were encrypted with another key."""
     try:
         opened: bytes = cipher.decrypt(data[end:start], data[start:], data[:end])
     except Exception as error:

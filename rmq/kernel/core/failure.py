@@ -2,14 +2,13 @@
 
 A consumer sends an error as a msgpack list: [type and message, traceback, worker]. Scripts store it
 in the failure entry of the message. The entry contains the last failed attempt, and as many earlier
-attempts as its size allows. `lua/lib/settle/attempts.lua` describes and writes its bytes. A damaged
-entry is read as one attempt, with a time in 1970 and the error "unreadable".
+attempts as its size allows. `lua/lib/settle/attempts.lua` describes and writes the bytes of an
+entry. A damaged entry is decoded as one attempt, with a time in 1970 and the error "unreadable".
 
 All dead letters with the same cause have the same fingerprint. The fingerprint is a hash of the
-reason, the type of the exception, its normalised message, and the last line of the traceback in the
-user's code. Normalising removes numbers, ids, quoted text and paths, which differ from message to
-message. A fingerprint is the same in every process and version. A change of its rules is therefore
-a change of RMQ's format.
+reason, the type of the exception, its normalised message, and the last traceback line in the user's
+code. Normalising removes numbers, ids, quoted text and paths, because they differ between messages.
+A fingerprint is the same in every process and version, so its rules are a part of RMQ's format.
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ Error = BaseException | str | Rendered | None
 def text_of(error: BaseException | str | None) -> str:
     """Return the text of an exception or a string, cut to a maximum length. Never raises.
 
-    A user's `__str__` may raise, or return a value that is not a string. The failed message must
-    get its retry nevertheless.
+    The `__str__` of a user's exception may fail, but the failed message must still get its retry.
     """
     try:
         return str.__str__(str(error))[:ERROR_CHARS]
@@ -199,7 +197,7 @@ def _read(entry: bytes) -> _Entry:
 def _texts(details: bytes) -> tuple[str, str, str]:
     """Decode the error, the traceback and the worker of a failure.
 
-    If the bytes are not readable, they become the error.
+    If the bytes cannot be decoded, return them as the error.
     """
     if not details:
         return "", "", ""
@@ -211,7 +209,7 @@ def _texts(details: bytes) -> tuple[str, str, str]:
 
 
 def reason_of(letter: str) -> str:
-    """Return the word for a reason that is stored as a letter."""
+    """Return the word for a reason. Redis stores a reason as one letter."""
     return REDRIVEN if letter == "d" else REASONS.get(letter, f"reason {letter!r}")
 
 
@@ -227,10 +225,7 @@ def decode(entry: bytes) -> Failure | None:
 
 @lru_cache(REMEMBERED)
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
-    """Decode a failure without its time.
-
-    Equal failures then share one entry of the cache.
-    """
+    """Decode a failure without its time, so that equal failures share one entry of the cache."""
     error, lines, _ = _texts(details)
     return Failure(reason_of(reason), deliveries, error, lines)
 

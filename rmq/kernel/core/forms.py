@@ -9,8 +9,8 @@
     set, frozenset  a list, sorted by its members, or by their JSON if they cannot be compared
     objects         a map of the fields; pydantic models and msgspec structs write themselves
 
-docs/codecs.md has the table. The annotation of a handler selects how a form is read: see `READERS`
-and `rmq.kernel.core.body_types`. msgpack bodies have the same forms, except for bytes.
+docs/codecs.md has the table. The annotation of a handler selects how a form is read (see `READERS`
+and `rmq.kernel.core.body_types`). msgpack bodies have the same forms, except for bytes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _datetime(value: datetime) -> str:
 
 
 def has_seconds(offset: timedelta | None) -> bool:
-    """Return whether a time zone's offset is not in whole minutes."""
+    """Return whether the offset of a time zone has seconds."""
     return bool(offset and offset % _MINUTE)
 
 
@@ -261,7 +261,7 @@ def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "bod
 
 
 def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the members of a map, a list, or a value that is written as a map or list."""
+    """Return the members of a map or a list, or of a value that is encoded as a map or a list."""
     if not isinstance(value, JSON_TYPES):
         try:
             value = to_builtins(value)

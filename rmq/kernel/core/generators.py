@@ -1,7 +1,7 @@
 """Run the same generator with or without an event loop.
 
-Such a generator is called a procedure. It yields actions and gets their results. If an action
-fails, its error is raised at the `yield`.
+Such a generator is called a procedure. A procedure yields actions and gets their results. If an
+action fails, its error is raised at the `yield`.
 
     def _book(self, order: int) -> Procedure[bool]:
         if (yield Call(self._is_known, order)):

@@ -31,13 +31,15 @@ class Groups:
 
     Args:
         order: If True, the messages of a group are delivered one at a time, in the order of the
-            sends. Among waiting messages of the group, a message with a larger priority goes first.
-            If False, several messages of a group may be delivered at a time (see `concurrency`).
-        concurrency: Number of messages of a group that consumers may have at a time, 1 to 1000. It
-            must be 1 if `order` is True. A message counts as soon as consumers may receive it.
+            sends. Among waiting messages of the group, a message with a larger priority is
+            delivered first. If False, several messages of a group may be delivered at a time (see
+            `concurrency`).
+        concurrency: Maximum number of messages of a group that consumers may have at a time, 1 to
+            1000. It must be 1 if `order` is True. A message counts as soon as a consumer may
+            receive it.
         share: How groups with waiting messages share the deliveries: "equal", or a map from a group
             or share key to its weight, 1 to 64. Names that are not in the map have weight 1. A
-            message with a larger priority always goes first.
+            message with a larger priority is always delivered first.
         on_dead: Effect of a dead letter on its group. "continue" delivers the next messages. "hold"
             stops the group until it is released (`Admin.group_release`).
     """
@@ -85,7 +87,7 @@ class Groups:
     to_redis = __str__
 
     def of_slot(self) -> str:
-        """Return the setting `groups` in the form that scripts read from a slot's hash."""
+        """Return the text of the setting `groups` for the hash of a slot, which scripts read."""
         return f"{self.concurrency}:{self.order:d}:{self.on_dead == 'hold':d}"
 
 
@@ -142,7 +144,7 @@ def check_group(value: object, field_name: str = "group") -> str:
 
 
 def mark_of(group: str, share_key: str | None, weight: int) -> str:
-    """Encode a message's group, share key and weight as the value of a header."""
+    """Encode a message's group, share key and weight as a header value."""
     if share_key is None and weight == 1:
         return group
     return f"\1{weight}\1{share_key or ''}\1{group}"

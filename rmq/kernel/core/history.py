@@ -5,19 +5,14 @@ step of time. Later samples overwrite earlier samples, so the size of a history 
 
 A sample has counters instead of rates, so no event between two samples is missed. It has the time
 at which the oldest due message became due, not how long this message has waited. So the samples of
-an idle topic are equal, and RMQ stores only one of them.
-
-A chart shows points at equal steps. A rate is the growth of a counter from one point to the next.
-Samples are rarely taken exactly at points, and the time between samples differs. So a counter is
-assumed to grow evenly between two samples. The rates of successive points, times the step, then add
-up to the growth of the counter.
-
-While figures stay equal, they are sampled only every SAME_MS. When they change, the previous
-reading is stored as well, because the growth belongs to the time after that reading.
-
-If the newest sample shows growth, the growth after it is not known yet. So later points have no
-rates. If no further sample is stored within the time that `_wait_ms` returns, the counters have not
-grown. Otherwise a sample would have been stored.
+an idle topic are equal, and RMQ stores only one of these samples. A chart shows points at equal
+steps. A rate is the growth of a counter from one point to the next. Samples are rarely taken
+exactly at points, and the time between samples differs. So a counter is assumed to grow evenly
+between two samples. Then the rates add up to the total growth of the counter. If figures do not
+change, they are sampled only every SAME_MS. When they change, the previous reading is stored as
+well, because the growth began after that reading. If the newest sample shows growth, later growth
+is not known yet, so later points have no rates. If no further sample is stored within the time that
+`_wait_ms` returns, the counters have not grown.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 class Ring(NamedTuple):
     """Storage for samples of one resolution: one sample for each step of time.
 
-    Only the samples of the newest steps are kept, in a fixed number of places.
+    The ring keeps a fixed number of samples, those of the newest steps.
     """
 
     step_ms: int
@@ -76,9 +71,9 @@ class Sample:
     Attributes:
         at: Time at which the sample was taken.
         counts: Number of messages by state. Messages in the states "retries", "priority" and "due"
-            may be received now. Messages in the state "later" have a future due time. Messages in
-            the state "held" are held back by a pause, a limit or a group. The other states are
-            "in_flight" and "dead".
+            may be received now. Messages in the state "later" have a future due time. A pause, a
+            limit or a group prevents the delivery of messages in the state "held". The other states
+            are "in_flight" and "dead".
         late_s: How long the oldest message that consumers may receive has waited.
         rates: Events per second since the previous sample: accepted, delivered, settled, returned,
             rolled_back, dead_lettered. Empty if unknown.
@@ -166,7 +161,7 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
-    """Return the newest sample that was taken before or at a given time.
+    """Return the newest sample that was taken at or before a given time.
 
     If all samples are newer, return the oldest sample. If there are no samples, return None.
     """
@@ -183,12 +178,10 @@ def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
 
 
 def rings_for(step_ms: int) -> Sequence[Ring]:
-    """Return the rings of samples to read for a chart with steps of this length.
+    """Return the rings to read for a chart with steps of this length.
 
-    A ring has the samples of one resolution.
-
-    The first ring is the coarsest ring whose step divides the chart's step. All coarser rings
-    follow.
+    A ring has the samples of one resolution. The first ring is the coarsest ring whose step is a
+    divisor of the chart's step. All coarser rings follow.
     """
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
@@ -246,9 +239,9 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 
 
 def _wait_ms(ordered: Sequence[Figures]) -> int:
-    """Return how many ms after the newest sample its counters may have changed unnoticed.
+    """Return for how many ms after the newest sample its counters may have changed unnoticed.
 
-    The result is twice the distance of the last two samples. The result is 0 if there is only one
+    The result is twice the time between the last two samples. The result is 0 if there is only one
     sample, or if the newest sample shows no growth. Without growth, no change is expected.
     """
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:

@@ -1,6 +1,6 @@
 """Read and write the setting `history` of a topic: how many acked messages RMQ keeps.
 
-`lua/lib/history/history.lua` describes how a slot keeps them.
+`lua/lib/history/history.lua` describes how a slot keeps these messages.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class History:
     The oldest messages are removed first. Both limits apply.
 
     Args:
-        keep: How long an acked message is kept, at least a minute: seconds, a timedelta, or text
-            such as "7d".
-        max_bytes: Memory for the messages, 1 MiB or more: bytes, or text such as "2GiB". It is
-            divided among the slots of the topic.
+        keep: Time for which an acked message is kept, at least a minute: seconds, a timedelta, or
+            text such as "7d".
+        max_bytes: Memory for the messages, 1 MiB or more: bytes, or text such as "2GiB". The slots
+            of the topic share this memory equally.
     """
 
     keep: Duration | str

@@ -213,8 +213,7 @@ class IdRun(Sequence[MessageId]):
 def join_texts(ids: bytes) -> bytes:
     """Convert joined ids to their joined text forms.
 
-    The characters at one position are computed for all ids at once. This is faster than one id
-    after another.
+    The same position of all ids is computed at once, which is faster than one id after another.
     """
     count = len(ids) // SIZE
     text = bytearray(count * TEXT_SIZE)
@@ -243,7 +242,7 @@ def member_of(id: bytes) -> bytes:
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
     """Return the members, which are the names of messages in Redis, from their ids.
 
-    There is no function call for each id, because batches are long.
+    For speed, there is no function call for each id.
     """
     if isinstance(ids, IdRun):
         return ids.members()
@@ -253,9 +252,8 @@ def members_of(ids: Iterable[bytes]) -> list[bytes]:
 def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
     """Return the ids of messages from their members, which are their names in Redis.
 
-    An empty member stays empty.
-
-    The argument `middle` is `SlotKeys.middle`: the slot and the check, which members lack.
+    An empty member gives an empty id. `middle` is `SlotKeys.middle`: the slot and the check, which
+    members lack.
     """
     return [member and member[:8] + middle + member[8:] for member in members]
 
@@ -263,8 +261,7 @@ def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
 def join_ids(members: bytes, middle: bytes) -> bytes:
     """Convert the joined names in Redis (members) of a slot's messages to their joined ids.
 
-    The bytes at one position are copied for all ids at once. This is faster than one id after
-    another.
+    The same position of all ids is copied at once, which is faster than one id after another.
     """
     count = len(members) // MEMBER_SIZE
     ids = bytearray(count * SIZE)
@@ -362,9 +359,9 @@ Id = MessageId | str | bytes  # an id as callers give it
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type for an error.
+    """Return the name of a value's type for an error message.
 
-    If the value is awaitable, the result has a hint to await it.
+    If the value is awaitable, the text also suggests to await it.
     """
     hint = " (await it)" if hasattr(value, "__await__") else ""
     return f"{type(value).__name__}{hint}"

@@ -4,7 +4,7 @@ The methods of an interceptor are called hooks.
 
 An error of a `before_` or `after_` hook is logged and otherwise ignored, because an interceptor
 must not be able to lose a message. An `around_` hook runs instead of the handler, and usually calls
-it. So its error counts as an error of the handler.
+the handler. So an error of the hook counts as an error of the handler.
 
 Middleware is for effects that must happen once per message, for example `rmq.idempotent`. A
 decorator attaches a middleware to a function and returns the function unchanged. When a worker runs
@@ -36,8 +36,8 @@ class Outcome(NamedTuple):
     Attributes:
         verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". "cancelled"
             means that the message ends because its cancellation was requested. "lost" means that
-            the delivery's lease has expired. "own" means that the handler has settled the delivery
-            itself.
+            the delivery's lease has expired. "own" means that the handler itself has settled the
+            delivery.
         seconds: Duration of the handler's run.
         error: Exception that the handler raised, or None.
     """
@@ -82,8 +82,8 @@ class Interceptor:
         """Called around a handler that is not async. `call_next(delivery)` runs the handler.
 
         RMQ treats a return or an exception of this hook like a return or an exception of the
-        handler. If the hook does not call `call_next`, the handler does not run. The message is
-        settled nevertheless when the hook returns.
+        handler. If the hook does not call `call_next`, the handler does not run, but the message is
+        settled when the hook returns.
         """
         call_next(delivery)
 
@@ -96,8 +96,8 @@ class Interceptor:
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
         """Called around a batch handler that is not async, with the list of deliveries.
 
-        You may call `call_next` with a part of the list. The other deliveries are settled as if the
-        handler had run for them.
+        You may call `call_next` with a part of the list. The other deliveries are settled as well,
+        as if the handler had run for them.
         """
         call_next(deliveries)
 
@@ -113,7 +113,7 @@ class Interceptor:
     def _make_sequence(self) -> ProducerSequence | None:
         """Return the sequence that numbers a client's messages, or None.
 
-        Only `rmq.Audit` has a sequence.
+        Only `rmq.Audit` numbers messages.
         """
         return None
 
@@ -125,10 +125,8 @@ AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_
 class Hooks:
     """The methods (hooks) of a list of interceptors.
 
-    Hooks that an interceptor does not override are left out.
-
-    `before_*` hooks run in the order of the list, and `after_*` hooks in reverse order. So the
-    first interceptor is the outermost.
+    Hooks that an interceptor does not override are omitted. `before_*` hooks run in the order of
+    the list, and `after_*` hooks in reverse order. So the first interceptor is the outermost.
     """
 
     __slots__ = (
@@ -158,7 +156,7 @@ class Hooks:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]
 
     def inside(self, outermost: Interceptor) -> Hooks:
-        """Return these hooks with one more interceptor, which is outermost around handlers."""
+        """Return these hooks with one more interceptor, which is the outermost around handlers."""
         hooks = copy.copy(self)
         hooks.chain = (outermost, *self.chain)
         return hooks
@@ -209,7 +207,8 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 def _check_kinds(interceptor: Interceptor) -> None:
     """Raise an error if an interceptor's `around_` hook has the wrong kind.
 
-    The hook must not be a generator. It must be async if its name ends in `_async`, and only then.
+    The hook must not be a generator. It must be async if its name ends in `_async`, and must not be
+    async otherwise.
     """
     for name in AROUND:
         hook = getattr(interceptor, name)
@@ -324,9 +323,10 @@ class Middleware:
         """
 
     def check_store(self) -> None:
-        """Refuse to start a worker if the middleware's store lacks something, for example a table.
+        """Check that the middleware's store has everything that it needs, for example a table.
 
-        If the store does not answer, the worker may start.
+        If something is missing, the worker does not start. If the store does not answer, the worker
+        may start.
 
         Raises:
             ConfigurationError: Something is missing. The error says what to create.
@@ -338,9 +338,8 @@ class Middleware:
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """Run the handler by `call_next(value)`.
 
-        The value is passed to the handler's parameter whose name is in `parameter`.
-
-        Return False if the work was done before.
+        Return False if the work was done before. The value is passed to the handler's parameter
+        that `parameter` names.
         """
         call_next()
         return True

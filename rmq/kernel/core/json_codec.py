@@ -1,8 +1,8 @@
 """Write and read JSON with msgspec if it is installed, otherwise with the standard library.
 
-Producers with and without msgspec write the same bytes: RMQ uses msgspec only for bodies that both
-libraries write in the same way. The standard library handles all other bodies, and all errors
-(docs/decisions/0022).
+Producers with and without msgspec write the same bytes, because RMQ uses msgspec only for bodies
+that both libraries write in the same way. The standard library handles all other bodies, and all
+errors (docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ class StdlibJson:
         return plain_form(value, self.write_unchecked, self._read)
 
     def encode(self, body: Any) -> bytes:
-        """Write JSON. Raises TypeError, ValueError or RecursionError if that is impossible."""
+        """Encode a value as JSON.
+
+        Raises TypeError, ValueError or RecursionError if this is impossible.
+        """
         return self._write(body).encode()
 
     def decode(self, data: bytes) -> Any:
-        """Read JSON. Raises ValueError or RecursionError if that is impossible."""
+        """Decode JSON. Raises ValueError or RecursionError if the bytes cannot be decoded."""
         return self._read(data.decode())
 
 
@@ -92,7 +95,10 @@ class MsgspecJson:
         )
 
     def encode(self, body: Any) -> bytes:
-        """Write JSON. Raises TypeError, ValueError or RecursionError if that is impossible."""
+        """Encode a value as JSON.
+
+        Raises TypeError, ValueError or RecursionError if this is impossible.
+        """
         try:
             # An object becomes a map of its fields.
             value = body if type(body) in _KNOWN else self.plain(body)
@@ -104,7 +110,7 @@ class MsgspecJson:
         return self._stdlib.encode(body)
 
     def decode(self, data: bytes) -> Any:
-        """Read JSON. Raises ValueError or RecursionError if that is impossible."""
+        """Decode JSON. Raises ValueError or RecursionError if the bytes cannot be decoded."""
         try:
             return self.read_at_once(data)
         except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or invalid JSON
@@ -115,8 +121,8 @@ def is_written_alike(body: Any) -> bool:
     """Return whether msgspec and the standard library write the same bytes for a body.
 
     The bytes are the same for builtin types, and for dates, UUIDs and similar values, but not for
-    their subclasses. msgspec also writes infinite Decimals, time zone offsets with seconds, and
-    sets differently. It would write NaN as null, and floats with an exponent in another style.
+    their subclasses. msgspec also differs for infinite Decimals, time zone offsets with seconds,
+    sets, NaN (it writes null), and floats with an exponent.
     """
     kind = type(body)
     if kind is dict:
@@ -175,9 +181,9 @@ class JsonCodec:
         return installed()  # at the first body: `import rmq` loads no extra
 
     def encode(self, body: Any) -> bytes:
-        """Return a body as JSON.
+        """Encode a body as JSON.
 
-        If a part of the body has no JSON form, EncodeError is raised and names this part.
+        If a part of the body has no JSON form, the call raises EncodeError, which names this part.
         """
         try:
             if is_written_alike(body):
@@ -191,10 +197,7 @@ class JsonCodec:
             raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Return the body in the bytes.
-
-        If the bytes are not JSON, DecodeError is raised.
-        """
+        """Decode a body from JSON. If the bytes are not JSON, DecodeError is raised."""
         try:
             return self._json.read_at_once(data)
         except Exception:

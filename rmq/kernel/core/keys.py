@@ -148,7 +148,10 @@ class SlotKeys:
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
     def batch(self, name: str) -> bytes:
-        """Return the key of a batch. A slot of the topic that gets the callback has it."""
+        """Return the key of a batch.
+
+        Each batch is in a slot of the topic that gets its callback.
+        """
         return self.slot.removesuffix(b"slot") + b"batch:" + name.encode()
 
     @property
@@ -165,9 +168,10 @@ EVENT_SLOTS = 64
 
 
 class EventKeys:
-    """The keys of one event. Events belong to no topic, and have slots of their own.
+    """The keys of one event.
 
-    The CRC-32 of the event's key chooses the slot.
+    Events belong to no topic, and have their own slots. The CRC-32 of the event's key selects the
+    slot.
     """
 
     __slots__ = ("event", "key", "undelivered", "waiters")
@@ -297,8 +301,8 @@ def wake_channel(prefix: str, topic: str) -> bytes:
 def results_channel(prefix: str, topic: str, index: int) -> bytes:
     """Return the Pub/Sub channel for the results of a slot's messages.
 
-    The name begins like the topic's wake-up channel, so the same ACL rules allow both channels.
-    `lua/lib/results/results.lua` makes the same name.
+    The name begins like the name of the topic's wake-up channel, so the same ACL rules allow both
+    channels. `lua/lib/results/results.lua` builds the same name.
     """
     return f"{prefix}:{{{topic}}}:wake:results:{index}".encode()
 

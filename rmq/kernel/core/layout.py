@@ -1,10 +1,8 @@
-"""Keep messages in order while a topic gets another number of slots.
+"""Keep messages in order while the number of slots of a topic changes.
 
-A layout has the earlier numbers of slots, and the slots that have to wait.
-
-A resize does not move messages. Old messages stay in their slots, and new messages go to the new
-slots. If messages of a slot could overtake older messages of another slot, the slot delivers
-nothing until these older messages are gone.
+A layout has the earlier numbers of slots, and the slots that must wait. A resize does not move
+messages. Old messages stay in their slots, and new messages go to the new slots. A slot delivers
+nothing while another slot has older messages that its messages could overtake.
 """
 
 from __future__ import annotations
@@ -45,18 +43,18 @@ class Layout:
     The current number of slots is not part of a layout.
 
     Attributes:
-        resizes: How often the topic was resized.
+        resizes: Number of times that the topic was resized.
         first: Number of slots when the topic was created. This number still selects the slots of
             claims, dedup keys, merge keys and outbox stubs.
-        most: Largest number of slots the topic ever had. RMQ reads all of these slots.
+        most: Largest number of slots that the topic has ever had. RMQ reads all these slots.
         resizing: The resize in progress, or None.
-        delivered_from: Delivery number from which the current slots count on, so that numbers never
-            repeat. It is the largest delivery number in former slots that had older messages, or 0.
+        delivered_from: Delivery number after which the current slots continue, so that numbers
+            never repeat. It is the largest delivery number in former slots that had older messages,
+            or 0.
         dealt: Number of messages that waited in each slot when `max_length` was last divided among
             the slots. Empty if the topic had no `max_length` at that time.
-        numbers: Every number of slots that the topic has had. The name of a group selects one slot
-            for each of these numbers. The group may have messages in each slot that was selected in
-            this way.
+        numbers: Every number of slots that the topic has had. For each of these numbers, the name
+            of a group selects one slot. The group may have messages in all these slots.
     """
 
     resizes: int
@@ -68,11 +66,11 @@ class Layout:
     numbers: tuple[int, ...] = ()
 
     def is_blocked(self, slot: int, slots: int) -> bool:
-        """Return whether a slot delivers nothing yet because another slot has older messages.
+        """Return whether a slot must not deliver yet because another slot has older messages.
 
-        This keeps messages of the same `slot_basis` in order during a resize. Two slots can have
-        such messages if their indexes are equal modulo the greatest common divisor of the old and
-        the new number of slots.
+        This keeps messages with the same `slot_basis` in order during a resize. Let d be the
+        greatest common divisor of the old and the new number of slots. Two slots can have messages
+        with the same basis if their indexes are equal modulo d.
         """
         if self.resizing is None or slot >= slots:
             return False
@@ -91,9 +89,9 @@ class Layout:
     def _parts_before(self, slot: int, slots: int) -> Fraction:
         """Return the sum of the parts of all slots before this slot.
 
-        Three numbers of slots count: the current number for new messages, the first number for
-        dedup keys, and the largest number for old messages. Each number gets an equal part of the
-        capacity, divided evenly among its slots.
+        The capacity is divided by three numbers of slots: the current number (for new messages),
+        the first number (for dedup keys) and the largest number (for old messages). Each number
+        gets a third of the capacity, which its slots share equally.
         """
         numbers = {slots, self.first, self.most}
         return sum(Fraction(min(slot, each), each * len(numbers)) for each in numbers) or Fraction(
@@ -112,8 +110,8 @@ class Layout:
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
         """Return how many messages may wait in a slot of a resized topic.
 
-        The setting `max_length` is divided among the slots. The result is rounded up, so that a
-        slot without messages has room for one message. The result is 0 if there is no limit.
+        The setting `max_length` is divided among the slots. The result is rounded up, so that every
+        slot has room for at least one message. The result is 0 if there is no limit.
         """
         if not max_length:
             return 0

@@ -36,33 +36,35 @@ class Outgoing:
         body: Any value that the topic's codec can write.
         priority: 17 to 1 048 575. A larger priority is delivered first. Default: the topic's
             `default_priority`. A message with `delay` or `at` has no priority by default.
-        delay: Time until the message is due, seconds or timedelta. 0 makes the message due at once.
+        delay: Time until the message is due, seconds or timedelta. With 0, the message is due
+            immediately.
         at: Due time: an aware datetime, or epoch ms. You cannot combine it with `delay`. A message
-            with a past time is due at once. A time more than a year ago is refused as a mistake.
+            with a past time is due immediately. A time more than a year ago is refused as a
+            mistake.
         merge_key: Waiting messages with the same key become one message. Needs `time_range`.
         time_range: How long a message with a merge key waits for other messages, seconds or
             timedelta.
-        merge: Body that is kept: "first", "last", or "collect" (a list of all bodies). A list is
-            full at 256 KiB, or at `max_body` if that is less. The next body then starts a new list.
-            Every merge writes the whole list again, so appending to a full list costs Redis ten
-            times as much as starting a list. A smaller `max_body` limits that cost.
+        merge: Body that is kept: "first", "last", or "collect" (a list of all bodies). A list may
+            have 256 KiB, or `max_body` if this is less. If a body does not fit, it starts a new
+            list. Every merge writes the whole list again, so appending to a full list costs Redis
+            ten times as much as starting a list. A smaller `max_body` limits this cost.
         extend: Whether every merge restarts the wait of `time_range`. The total wait is at most
             `max_wait`.
         max_wait: Longest wait for a message that merges, after its first body arrived. Needed with
             `extend`.
-        slot_basis: Messages with the same basis are in the same slot, and so in order. Default: the
-            merge key. If there is no merge key either, RMQ chooses a slot.
+        slot_basis: Text that selects the slot. Messages with the same basis are in the same slot,
+            and so in order. Default: the merge key. Without a merge key, RMQ chooses a slot.
         headers: At most 32 names and values of type str, at most 4 KiB in total.
-        expires: How long after its due time the message may still be delivered. Default: the
+        expires: Time after the due time within which the message may be delivered. Default: the
             topic's setting.
         id: Id of an earlier attempt at this send. Default: a new id. RMQ recognizes a repeated send
-            while the message exists. Some ids are also recognized for the topic's `dedup_window`
-            after the message is settled. These are ids from `new_id`, from the outbox, and from a
-            send with a `durability`.
+            while the message exists. Ids from `new_id`, from the outbox, and from a send with a
+            `durability` are also recognized after the message is settled, for the topic's
+            `dedup_window`.
         dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from it.
             While a message with this key is stored, a second send is a "duplicate": RMQ stores
-            nothing, and the result has the id of the first message. A send is also a duplicate for
-            the topic's `dedup_window` after the first message was settled. The key selects the
+            nothing, and the result has the id of the first message. After the first message is
+            settled, a send is still a duplicate for the topic's `dedup_window`. The key selects the
             slot, unless you give a `slot_basis`. Always give the same `slot_basis` with the same
             key. You cannot combine `dedup_key` with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
@@ -77,11 +79,11 @@ class Outgoing:
         share_key: Tenant of the message. All groups with the same share key together get as many
             deliveries as one group without a share key. Default: each group counts separately.
             Needs `group`.
-        weight: Number from 1 to 64: how many deliveries the group or share key gets for each
-            delivery of a group with weight 1. Default: the weight in the topic's setting `groups`.
-            Needs `group`.
-        keep_result: How long the result of the message is kept after the message has ended, seconds
-            or timedelta, 1 s to 30 days. Default: the option `results` of the topic object. Without
+        weight: Number of deliveries that the group or share key gets for each delivery of a group
+            with weight 1, from 1 to 64. Default: the weight in the topic's setting `groups`. Needs
+            `group`.
+        keep_result: Time for which the result is kept after the message has ended, seconds or
+            timedelta, 1 s to 30 days. Default: the option `results` of the topic object. Without
             this option, no result is kept.
         marks: Headers that RMQ itself adds. The names of these headers begin with `rmq-`.
     """
@@ -189,8 +191,8 @@ class Receipt:
     def deadline(self) -> datetime | None:
         """The time at which the lease ends, by the server's clock.
 
-        None for a worker's delivery, because it has a shared lease. Its end is in
-        `Delivery.deadline`.
+        None for a worker's delivery, because workers have shared leases. `Delivery.deadline` is
+        then the end of the lease.
         """
         return None if shared_lease(self.score) else moment(receipt_deadline_ms(self.score))
 
@@ -215,7 +217,7 @@ class Message:
         expires: Time after which the message is no longer delivered, or None.
         merge_key: Merge key, or None.
         headers: The message's headers.
-        deliveries: How often the message was delivered to a consumer.
+        deliveries: Number of times that the message was delivered to a consumer.
         deadline: End of the lease of a message in flight. None if a query has the message, or if
             the worker's shared lease has ended.
         died: Time at which the message became a dead letter, or None.
@@ -259,9 +261,8 @@ class Message:
     def steps(self) -> tuple[Step, ...]:
         """The recorded parts of a handler's work (steps), the saved cursor, and the events.
 
-        The steps are in the order in which they began, the events in the order in which they came.
-
-        They are decoded at each access. `peek` does not read them.
+        The steps are in the order in which they began, and the events in the order in which they
+        arrived. All are decoded at each access. `peek` does not read them.
         """
         return tuple(decode_steps(self.step_entry))
 
@@ -286,7 +287,7 @@ class Message:
     def held_by_query(self) -> bool:
         """Whether the message is in flight for a query, such as Spark's.
 
-        It is then under the query's own lease.
+        The lease then belongs to the query.
         """
         return self.queue == "prepare" and self.score >= HELD_MIN
 

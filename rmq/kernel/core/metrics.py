@@ -8,7 +8,7 @@ never a message id.
 The lateness of a message is the time from its due time to its delivery. Each consumer counts its
 deliveries in buckets of lateness. Every few seconds, it adds these counts to the counts of the
 topic. Only first attempts are counted, because the due time of a retry is not stored. The function
-`lateness_s` measures a longer time: from the due time until the handler begins.
+`lateness_s` measures another time: from the due time until the handler begins.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ def growth(now: Counts, before: Counts) -> Counts:
 def percentile_s(counts: Counts, share: float) -> float | None:
     """Return a percentile of lateness, in seconds.
 
-    A given share of the deliveries was not later than this.
-
-    The result is interpolated within the bucket of the true value. If the true value is in the last
-    bucket, the result is the lower bound of this bucket.
+    The given share of the deliveries was not later than the result. The result is interpolated
+    within its bucket. In the last bucket, which has no upper bound, the result is the lower bound.
 
     Args:
         counts: Deliveries per bucket.
@@ -373,7 +371,7 @@ def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float 
             sent.
         made_ms: Time of the send, epoch ms by the sender's clock. It is used if `due_ms` is 0.
         now_ms: Current time, epoch ms by this machine's clock. If the clocks differ, the result is
-            wrong by the difference, but never below 0.
+            wrong by the difference, but it is never below 0.
     """
     if attempt != 1:
         return None

@@ -6,8 +6,8 @@ The body in a message is then a reference:
     the rest    msgpack: store, name, bytes, SHA-256 of the object
 
 The name of an object is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written
-twice. References come from Redis, where other programs may write. So a process uses only the stores
-in its own configuration. Calls of a store block, so they run in a thread.
+twice. Other programs may write references to Redis, so a process uses only the stores in its own
+configuration. Calls of a store block, so they run in a thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def read(cls, packed: bytes) -> Reference:
-        """Read a reference from its bytes. Raises DecodeError if they are not a reference."""
+        """Read a reference from its bytes. Raises DecodeError if the bytes are not a reference."""
         try:
             reference = cls(*msgpack.unpackb(packed))
             if tuple(map(type, reference)) == (str, str, int, bytes):
@@ -156,7 +156,8 @@ _of_environment: dict[str, Store] = {}
 def open_store(url: str) -> Store:
     """Open a store for objects.
 
-    This process may read objects of the store as long as it keeps the returned value.
+    This process may read objects of the store as long as it keeps a reference to the returned
+    value.
 
     Raises:
         InvalidValue, ConfigurationError: The URL is not valid, or a package is missing.
@@ -208,7 +209,7 @@ def _each(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 
 def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
-    """Write objects. If one of them cannot be written, remove all others.
+    """Write objects. If an object cannot be written, remove all objects that were written.
 
     Raises:
         StoreUnavailable: The store refused an object.

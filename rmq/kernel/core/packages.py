@@ -15,7 +15,7 @@ from rmq.errors import ConfigurationError
 def install(*extras: str) -> str:
     """Return the command that installs extras of RMQ.
 
-    It installs from a checkout, because RMQ is not in a package index.
+    The command installs from a checkout, because RMQ is not in a package index.
     """
     return f'pip install ".[{",".join(extras)}]" in a checkout of RMQ'
 

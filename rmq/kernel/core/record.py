@@ -10,13 +10,12 @@
       headers   2 bytes of length and msgpack
     body        the rest; if the message collects several bodies, 4 bytes of length before each
 
-With eight bytes before the body, a 100-byte body stays in the same allocation class of Redis.
-`lua/lib/records/record.lua` reads the same format.
-
-A large body is in a separate hash, which plain commands write and read. The Lua of Redis hashes
-every byte of a string that a script gets or makes. A body of 10 KiB would cost 50 µs in three
-scripts. With plain commands it costs 8 µs. The record of a large body has the flag `LARGE` and ends
-with a reference instead of the body:
+With eight bytes before the body, a 100-byte body does not need a larger allocation in Redis.
+`lua/lib/records/record.lua` reads the same format. A large body is in a separate hash, which plain
+commands write and read. This is faster, because the Lua of Redis hashes every byte of a string that
+a script gets or creates: a body of 10 KiB would cost 50 µs in three scripts, and costs 8 µs with
+plain commands. The record of a large body has the flag `LARGE` and ends with a reference instead of
+the body:
 
     size    4 bytes
     random  8 bytes; the hash has the body in a field named by the member and these bytes
@@ -138,8 +137,8 @@ def envelope(
 ) -> tuple[bytes, bytes]:
     """Build the beginning of a record.
 
-    Return the first four bytes (the head), and the bytes between acceptance number and body (the
-    envelope).
+    Return the first four bytes (the head), and the bytes between the acceptance number and the body
+    (the envelope).
 
     Args:
         codec: Number of the body's codec.
@@ -164,8 +163,8 @@ def envelope(
 def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
     """Add headers to the beginning of a record without headers.
 
-    The headers are a msgpack map. Return the new head and envelope, as the function `envelope`
-    does.
+    `headers` is a msgpack map. Return the new head and the new envelope, which the function
+    `envelope` explains.
     """
     return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
 
@@ -194,7 +193,7 @@ def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
     Return due time and expiry in ms, merge key, headers, and the position of the body.
 
     Raises:
-        DecodeError: The bytes are cut short, or their headers cannot be read.
+        DecodeError: The bytes are incomplete, or their headers cannot be read.
     """
     if not data:
         raise DecodeError("its record is missing, or shorter than 8 bytes")
@@ -343,9 +342,10 @@ def keep_of(data: bytes) -> int:
 
 
 def mark_of(data: bytes) -> bytes:
-    """Return the mark of a message: the seconds for which its result is kept, or b"".
+    """Return the mark of a message, or b"".
 
-    A member of a batch has the letter b behind the seconds, which may then be 0.
+    A mark has the number of seconds for which the result is kept. If the message is a member of a
+    batch, the letter b follows, and the number may be 0.
     """
     if not data[0] & HEADERS:
         return b""
@@ -358,20 +358,20 @@ def mark_of(data: bytes) -> bytes:
 
 
 def is_member(data: bytes) -> bool:
-    """Whether a message is a member of a batch. Only the mark is read, not all headers."""
+    """Return whether a message is a member of a batch. Only the mark is read, not all headers."""
     return mark_of(data).endswith(b"b")
 
 
 def batch_of(data: bytes) -> str:
-    """Return the batch of a message: `<topic> <slot> <name> <id>`. It is '' if there is none."""
+    """Return the batch of a message as `<topic> <slot> <name> <id>`, or '' if it has no batch."""
     return headers_of(data).get(BATCH_MARK, "") if data[0] & HEADERS else ""
 
 
 def collected_bodies(body: bytes) -> list[bytes]:
-    """Split the body of a message that collects several bodies. Return them, oldest first.
+    """Split the body of a message that collects several bodies. Return these bodies, oldest first.
 
     Raises:
-        DecodeError: The list is cut short.
+        DecodeError: The list is incomplete.
     """
     bodies, at = [], 0
     while at < len(body):
@@ -394,7 +394,7 @@ def offset_of(offset_low: int, newest: int) -> int:
 
 
 def number_of(data: bytes, newest: int) -> int | None:
-    """Return the acceptance number of a message, or None if its record is cut short."""
+    """Return the acceptance number of a message, or None if its record is incomplete."""
     if len(data) < BARE:
         return None
     return offset_of(int.from_bytes(data[4:BARE], "big"), newest)
@@ -418,7 +418,7 @@ def marks(headers: dict[str, str]) -> dict[str, str]:
 def is_bare(first: int) -> bool:
     """Return whether a record has only fixed fields and an uncompressed body.
 
-    The argument is the record's first byte. The fixed fields take BARE bytes.
+    The argument is the record's first byte. The fixed fields have BARE bytes.
     """
     return not first & 31 and first >> 5 != Compressed.number
 
@@ -426,11 +426,11 @@ def is_bare(first: int) -> bool:
 def value_of(data: bytes | Record) -> bytes:
     """Return the body of a record as its codec wrote it, decompressed.
 
-    If the message collects several bodies, the result is a list of them. The list is in JSON if all
-    bodies are JSON, and otherwise in msgpack.
+    If the message collects several bodies, the result is a list of these bodies. The list is
+    encoded in JSON if all bodies are JSON, and otherwise in msgpack.
 
     Raises:
-        DecodeError: The record is cut short, or cannot be decompressed.
+        DecodeError: The record is incomplete, or cannot be decompressed.
     """
     if isinstance(data, bytes) and is_bare(data[0]):
         return data[BARE:]
@@ -450,7 +450,7 @@ def bodies_of(record: Record) -> list[bytes]:
     """Return all bodies of a message that collects bodies, or the single body of another message.
 
     Raises:
-        DecodeError: A body is missing or cut short.
+        DecodeError: A body is missing or incomplete.
     """
     check_body(record.flags)
     return collected_bodies(record.body) if record.flags & COLLECTS else [record.body]
@@ -461,10 +461,10 @@ def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bo
 
     Return the bodies, each with the number of its codec, and whether they are complete.
 
-    The argument `most` is the largest number of bytes to decompress.
+    The argument `most` is the maximum number of bytes to decompress.
 
     Raises:
-        DecodeError: A body is missing, cut short, or damaged within these bytes.
+        DecodeError: A body is missing, incomplete, or damaged within these bytes.
     """
     found, left = [], most
     for body in bodies_of(record):

@@ -32,12 +32,12 @@ def keep_seconds(value: object, field: str = "keep_result") -> int:
 class Results:
     """Keeps the result of each message that this program sends to a topic.
 
-    A result says how the message ended, and has the return value of its handler. Give this object
-    to your program's topic, like the option `codec`. Redis does not store it with the topic.
+    A result says how the message ended, and has the return value of its handler. Pass this object
+    to `Client.topic`, like the option `codec`. Redis does not store it with the topic.
 
     Args:
-        keep: How long a result is kept after the message has ended, seconds or timedelta, 1 s to 30
-            days.
+        keep: Time for which a result is kept after the message has ended, seconds or timedelta, 1 s
+            to 30 days.
     """
 
     keep: Duration = 3600

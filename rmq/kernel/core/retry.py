@@ -1,10 +1,10 @@
 """Define retry policies, which say how long a failed message waits before the next delivery.
 
-A policy is stored as a ladder and a jitter. The ladder is a list with the longest wait before each
-retry, in ms. The jitter is the share of a wait that is drawn at random. The topic's policy is
-stored with each slot. `lua/lib/settle/retry.lua` draws the wait of a message after a nack or a
-rollback. If a handler or a message has its own policy, `draw_wait_ms` draws the wait in the same
-way. The worker then sends the wait with its nack.
+A policy is stored as a ladder and a jitter. The ladder lists the longest wait before each retry, in
+ms. The jitter is the share of a wait that is random. The topic's policy is stored with each slot.
+`lua/lib/settle/retry.lua` draws the wait of a message after a nack or a rollback. If a handler or a
+message has its own policy, `draw_wait_ms` draws the wait in the same way. The worker then sends the
+wait with its nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/. The default levels are
@@ -33,7 +33,7 @@ def _share(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """A retry policy whose waits double with each retry, up to a longest wait.
+    """A retry policy whose waits double with each retry, up to a maximum.
 
     Args:
         base: First wait, seconds or timedelta.
@@ -96,9 +96,9 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """A retry policy without a wait: the message may be delivered again at once.
+    """A retry policy without a wait: the message may be delivered again immediately.
 
-    The word "immediate" names the same policy.
+    The text "immediate" means the same policy.
 
     An immediate retry loses its priority and sorts after all prioritized messages. One receive in
     five takes such retries first. A retry that waits at least 1 ms keeps its priority.
@@ -116,7 +116,7 @@ class Immediate:
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """Draw a random wait after a failed attempt, in ms, as the policy says.
+    """Draw the random wait after a failed attempt, in ms, by the policy.
 
     The first delivery is attempt 1.
     """

@@ -6,8 +6,8 @@ receipt.
 `lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
 `lua/lib/leases/receipt.lua` make the scores. `lua/README.md`, "Scores", describes them. A family is
 a range of scores for one kind of waiting message, for example messages with a priority. The
-families follow a design published by Alibaba's Taobao team in 2021. In RMQ the fraction of a score
-also has the order of arrival and the state of a retry.
+families follow a design that Alibaba's Taobao team published in 2021. In RMQ, the fraction of a
+score also contains the order of arrival and the state of a retry.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def family(score: float) -> Family:
 
 
 def lane_of(score: float) -> int:
-    """Return the number of the group of a held message from the message's score.
+    """Return the number of a held message's group, from the score of the message.
 
     Scripts call this number a lane.
     """
@@ -88,7 +88,7 @@ def lease_range(number: int) -> tuple[str, str]:
 
 
 def receipt_retries_left(score: float) -> int:
-    """Return how many retries are left after the delivery of a receipt."""
+    """Return how many retries remain after the delivery that a receipt proves."""
     return int(math.fmod(score, 1000))
 
 

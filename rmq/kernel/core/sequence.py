@@ -4,8 +4,8 @@ Each producer counts 1, 2, 3, ... in every slot.
 
 A producer is one client in one process. After a fork or a restart, the client is a new producer. A
 number is complete when its message was accepted, or when it is certain that no message has this
-number. For each slot, the producer stores the largest number up to which all numbers are complete.
-The producer regularly reports this number to Redis.
+number. For each slot, the producer stores the largest number up to which all numbers are complete,
+and regularly reports it to Redis.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class Report(NamedTuple):
 
     Attributes:
         old: Number in `sent` of the previous report.
-        sent: Number up to which each number belongs to an accepted message, or to none for sure.
-        ranges: Ranges of numbers that no message has.
-        unused: The same numbers as a list.
+        sent: A number. Each number up to it belongs to an accepted message, or certainly to no
+            message.
+        ranges: Ranges of unused numbers, which no message has.
+        unused: The unused numbers as a list.
     """
 
     old: int
@@ -50,8 +51,8 @@ class SlotSequence:
     """The message numbers of one producer in one slot.
 
     Attributes:
-        complete: Number up to which each number belongs to an accepted message, or to none for
-            sure.
+        complete: A number. Each number up to it belongs to an accepted message, or certainly to no
+            message.
         reported: Value of `complete` that was last reported to Redis.
         reported_at: Time of the last report, by the monotonic clock. None if there was no report.
     """
@@ -80,10 +81,9 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Record that the fate of message numbers is known.
+        """Record what happened to message numbers.
 
-        A number belongs to an accepted message, or it is one of the numbers in `unused`, which no
-        message has.
+        Each number belongs to an accepted message, or is in `unused` if no message has it.
         """
         with self._lock:
             self._unused.update(unused)

@@ -1,7 +1,7 @@
 """Define the settings of a topic: names, defaults, units, limits, and the texts that Redis stores.
 
 The client that creates a topic decides its settings. A client that uses the topic later names only
-the settings that it depends on. If a named setting differs in Redis, the client gets an error, and
+the settings that it needs. If such a setting differs in Redis, the client gets an error, and
 nothing is changed. `Admin.topic_set` changes settings while producers and consumers run.
 """
 
@@ -54,7 +54,7 @@ DEPTH_DEFAULT, DEPTH_CEILING = 1000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability in which a send returns when enough replicas have the message in memory.
+    """Durability with which a send returns when enough replicas have the message in memory.
 
     It uses the Redis command WAIT.
 
@@ -77,11 +77,9 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability in which a send returns when enough disks have the message.
+    """Durability with which a send returns when enough disks have the message.
 
-    It uses the Redis command WAITAOF.
-
-    Needs Redis 7.2.
+    It uses the Redis command WAITAOF and needs Redis 7.2.
 
     Args:
         n: Number of replicas that must have the message on disk, in addition to the server, 0 to
@@ -208,46 +206,48 @@ class Settings:
     Attributes:
         slots: Number of slots, 1 to 1024. Messages are ordered only within a slot.
         default_priority: Priority of a message sent without a priority, 17 to 1 048 575.
-        timed_priority: Priority that a message with a due time and no priority gets when it is due,
-            17 to 1 048 575. This includes merged messages. The value 0 puts due messages before all
-            priorities.
-        lease_ms: Time in which a delivery must be settled or its lease extended, 1 s to 12 h.
-            Otherwise the delivery is rolled back.
+        timed_priority: Priority of a message that has a due time and no own priority, when it is
+            due: 17 to 1 048 575. It also applies to merged messages. With 0, due messages are
+            delivered before all priorities.
+        lease_ms: Time in which a delivery must be settled or its lease extended, 1 s to 12 h. After
+            this time, the delivery is rolled back.
         max_retries: Number of retries before a message becomes a dead letter, 0 to 16.
         retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
             all prioritized messages.
-        dedup_window_ms: How long RMQ remembers the id of a settled message. If it is 0, a send that
-            is repeated after its message was settled stores the message again. Also, a merging
-            message may then collect the body of a repeated send twice.
+        dedup_window_ms: Time for which RMQ remembers the id of a settled message. With 0, a
+            repeated send stores the message again if it was settled. With 0, a merging message may
+            also collect the body of a repeated send twice.
         max_length: Largest number of waiting messages, divided among the slots, or 0 for no limit.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
-            drops retries, or timed messages before they are due. If a slot has more messages than
-            its share, each send drops up to 1000 of them.
+            drops retries, or timed messages before they are due. If a slot has too many messages,
+            each send drops up to 1000 of them.
         max_body: Largest encoded body, bytes.
-        expires_ms: How long after its due time a message may still be delivered, or 0 for no limit.
+        expires_ms: Time after the due time within which a message may be delivered, or 0 for no
+            limit.
         on_expire: "dead" makes an expired message a dead letter, "drop" removes it.
-        durability: Which copies of the message a send waits for.
-        dead_retention_ms: How long a dead letter is stored. 0 stores it until it is redriven or
-            purged. Older dead letters are dropped and counted when a further message becomes a dead
-            letter, or when a command reads dead letters. Consumers also drop them once a minute.
-        unhandled_ms: How long after its due time a message waits if workers have no handler for its
-            type. After this time it becomes a dead letter. 0 waits without limit.
-        limit: Largest number of messages delivered per time, and of messages in flight. Both are
-            divided among the slots.
+        durability: Copies of the message (replicas or disks) for which a send waits.
+        dead_retention_ms: Time for which a dead letter is stored. With 0, it is stored until it is
+            redriven or purged. Older dead letters are dropped and counted when a further message
+            becomes a dead letter, or when a command reads dead letters. Consumers also drop them
+            once a minute.
+        unhandled_ms: Time after the due time for which a message waits if no worker has a handler
+            for its type. After this time, it becomes a dead letter. 0 means no limit.
+        limit: Maximum number of messages delivered per period, and maximum number of messages in
+            flight. Both are divided among the slots.
         slo: Objective for the lateness of deliveries, such as "p99<2s", or "off". It does not
-            change the order of delivery. The doctor, the console, metrics and alerts show when it
-            is missed.
+            change the order of delivery. The doctor, the console, metrics and alerts show when the
+            objective is missed.
         groups: How messages with a group are delivered. If it is None, the group of a message is
             only a label.
         max_depth: Maximum length of a chain of follow-ups, or 0 for no limit. The setting of the
-            acked message's topic applies. If a message's follow-up would exceed the limit, the
-            message becomes a dead letter.
+            acked message's topic is used. If a follow-up would exceed the limit, the message with
+            this follow-up becomes a dead letter.
         dead_to: Topic that gets a copy of each dead letter of this topic, or None. The copy is
             stored in the same step.
         history: Which acked messages can still be read, or None if acked messages are deleted.
-        paused: Pause of all receives, set by `Admin.topic_pause`, or None if they are not paused.
-        sends_paused: Pause of all sends, or None if they are not paused.
+        paused: Pause of deliveries, set by `Admin.topic_pause`, or None.
+        sends_paused: Pause of sends, or None.
         layout: History of the topic's slots, or None if the topic was never resized.
     """
 
@@ -298,10 +298,8 @@ class Settings:
     def in_slot_order(self, ordered: bool) -> bool:
         """Return whether a consumer handles each slot in order.
 
-        The argument is the option `ordered` of the consumer.
-
-        If the topic has groups, the result is False, because messages are ordered within each
-        group.
+        The argument is the option `ordered` of the consumer. If the topic has groups, the result is
+        False, because the order is then kept within each group.
 
         Raises:
             InvalidValue: The topic allows several messages of a group in flight at a time.
@@ -460,7 +458,10 @@ def _to_redis(name: str, value: Any) -> str:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a setting as a text to compare: for `dead_to`, only the name of the topic."""
+    """Return a setting as text for a comparison.
+
+    For `dead_to`, the text is the name of the topic.
+    """
     return str(value) if name == "dead_to" else _to_redis(name, value)
 
 

@@ -1,10 +1,10 @@
 """Read and check the setting `slo` of a topic: an objective for the lateness of deliveries.
 
 A service-level objective such as "p99<2s" means that 99 of 100 messages are received less than 2 s
-after they were due. The objective is compared with the lateness of the messages received in the
-last minutes (`WINDOW_MS`). This lateness is accurate to a factor of 2, because `metrics` counts
-messages in buckets. If no message was received, the objective is compared with the time that the
-oldest message has waited. The lateness of this message will be at least that long.
+after they are due. The objective is compared with the lateness of the messages received in the last
+minutes (`WINDOW_MS`). This lateness is accurate to a factor of 2, because `metrics` counts messages
+in buckets. If no message was received, the objective is compared with the time that the oldest
+message has waited. This message will be at least that late.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Slo(NamedTuple):
         The result is None if no message was received and no message waits.
 
         Args:
-            taken: Number of messages received in the last minutes, for each bucket of lateness.
+            taken: For each bucket of lateness, number of messages received in the last minutes.
             late_ms: How long the oldest message that consumers may receive has waited. 0 if there
                 is no such message.
         """

@@ -1,6 +1,6 @@
 """Decode the steps of a message: parts of its work that are recorded, so that retries skip them.
 
-`lua/lib/records/steps.lua` describes and writes the bytes. The data of a step are the number of a
+`lua/lib/records/steps.lua` describes and writes the bytes. The data of a step have the number of a
 codec in one byte, and the value as this codec encoded it.
 """
 
@@ -36,8 +36,9 @@ class Step(NamedTuple):
     Attributes:
         name: Name of the step, or key of the event. Empty for the cursor.
         state: "begun", "done", "lost" (done, but its value could not be stored), "cursor", "event"
-            (the message waited for it, and it came), or "timed_out" (it did not come in time).
-        at: Time of the change to this state, by the clock of Redis. Of an event, time of the
+            (the event for which the message waited has arrived), or "timed_out" (the event did not
+            arrive in time).
+        at: Time of the change to this state, by the clock of Redis. For an event, time of the
             signal.
         data: The encoded value, or empty.
     """
@@ -49,7 +50,9 @@ class Step(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The value that the step returned, the cursor, or the event's body. None without a value.
+        """The value that the step returned, the cursor, or the event's body.
+
+        None if there is no value.
 
         Raises:
             DecodeError: The value cannot be decoded.
@@ -62,7 +65,7 @@ class Event(NamedTuple):
 
     Attributes:
         key: Key of the event.
-        timed_out: Whether the time limit ended before the event came.
+        timed_out: Whether the time limit ended before the event was signalled.
         at: Time of the signal, or of the end of the time limit, by the clock of Redis.
         data: The encoded body, or empty.
     """
@@ -74,7 +77,9 @@ class Event(NamedTuple):
 
     @property
     def body(self) -> Any:
-        """The body that `signal` gave. None if there is none, or the time limit ended.
+        """The body that was passed to `signal`.
+
+        None if no body was passed, or if the time limit ended.
 
         Raises:
             DecodeError: The body cannot be decoded.
@@ -83,7 +88,7 @@ class Event(NamedTuple):
 
 
 def split_events(items: Iterable[Step]) -> tuple[dict[str, Step], dict[str, Event]]:
-    """Split the items of a message into its steps, with the cursor, and its events. By name."""
+    """Split the items of a message into two dicts: its steps with the cursor, and its events."""
     steps, events = {}, {}
     for item in items:
         if item.state in ("event", "timed_out"):

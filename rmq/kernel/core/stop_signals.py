@@ -1,6 +1,6 @@
 """Handle the signals that stop a process.
 
-The first SIGTERM or SIGINT asks a worker to stop. The second ends the worker at once.
+The first SIGTERM or SIGINT asks a worker to stop. The second ends the worker immediately.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StopSignals:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal.
 
-        This takes no lock, because the interrupted code may have the lock.
+        This function takes no lock, because the interrupted code may have the lock.
         """
         if self.asked:
             self.number = number

@@ -1,15 +1,12 @@
 """Check arguments: whole numbers, ranges of numbers, durations, times, invisible characters.
 
-Each check raises an error that names the field, the value and what to give instead. All code for
-durations is here: `duration_ms` checks a value, `parse_duration` reads a text, and
-`format_duration` writes a text.
-
-Ranges of numbers are a sorted list of (first, last) pairs that do not touch.
-
-`UNSEEN` has the invisible characters, and the characters that change the direction of text. Bodies,
-errors, headers and names come from other people, so the command line and the console show these
-characters as codes. ASCII control characters are not part of `UNSEEN`, because a terminal and a web
-page treat them differently.
+Each check raises an error that names the field, the wrong value and a correct value. All code for
+durations is in this module: `duration_ms` checks a value, `parse_duration` reads a text, and
+`format_duration` writes a text. Ranges of numbers are a sorted list of (first, last) pairs. Ranges
+that touch are joined. `UNSEEN` contains the invisible characters, and the characters that change
+the direction of text. Bodies, errors, headers and names come from other people, so the command line
+and the console show these characters as codes. ASCII control characters are not part of `UNSEEN`,
+because a terminal and a web page treat them differently.
 """
 
 from __future__ import annotations
@@ -202,7 +199,7 @@ def duration_ms(
         field: Name of the field, for the error.
         low_ms: Smallest accepted duration, ms.
         high_ms: Largest accepted duration, ms.
-        zero: Whether 0 is accepted as well (as "off" or "at once").
+        zero: Whether 0 is accepted as well, with the meaning "off" or "immediately".
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
@@ -228,9 +225,7 @@ def _longest(ms: int) -> str:
 
 
 def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
-    """Return a time in epoch ms, rounded up.
-
-    The time is given as an aware datetime or in epoch ms.
+    """Convert a time (an aware datetime or epoch ms) to whole epoch ms, rounded up.
 
     If `allow_past` is True, a time before 2001 is replaced by the earliest time that RMQ can store.
     """
@@ -260,10 +255,11 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
 
 
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
-    """Return a due time in epoch ms. A message with a past time is due at once.
+    """Return a due time in epoch ms.
 
-    A time more than a year ago is refused as a mistake. A more recent past time is accepted,
-    because the client's clock (`now_ms`) may be wrong, and because the call may reach Redis late.
+    A message with a past time is due immediately. A time more than a year ago is refused as a
+    mistake. A more recent time is accepted, because the client's clock (`now_ms`) may be wrong, and
+    because the call may reach Redis late.
     """
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:

@@ -24,7 +24,7 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
 
     Args:
         key: "header:NAME" for the value of a header, a function that gets the handler's body, or
-            None. If it is None, the key is the message's id without its slot. If the message has a
+            None. With None, the key is the message's id without its slot. If the message has a
             dedup key, the slot and the acceptance number are added.
 
     Returns:

@@ -1,7 +1,7 @@
 """Define the claim of a delivery on its business key, and the claim's state.
 
-A claim is a key in Redis that says which delivery works, or worked, on a business key. This module
-does no I/O.
+A claim is a key in Redis that says which delivery is doing, or has done, the work of a business
+key. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class Claim:
         state: State of the claim. "first" means that this delivery has the claim. "done" means that
             the work was done before. "busy" means that another delivery does the work now. "unsure"
             means that Redis did not answer, so this delivery may have the claim. "failed" means
-            that the message has no usable key. "kept" means that the delivery is lost but its claim
-            is not, and the handler continues to run (`rmq.worker.settling.disposition`).
+            that the message has no usable key. "kept" means that the delivery was lost, but its
+            claim is still valid and its handler continues to run
+            (`rmq.worker.settling.disposition`).
         wait_s: Seconds until the next attempt to get a busy or unsure claim.
         error: Error that explains why a failed claim has no key, or None.
-        lost: Whether the claim was gone when it was renewed or when the work was done.
+        lost: Whether the claim no longer existed when it was renewed or when the work was done.
         work_done: Whether the work is done, even if the delivery is lost afterwards.
     """
 

@@ -2,7 +2,7 @@
 
 The class `Delivery` is generated from `AsyncDelivery`.
 
-`DeliveryData` has what both classes have: the data of the message and of its delivery.
+`DeliveryData` is the base class of both: the data of the message and of its delivery.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DeliveryData:
 
     @property
     def body(self) -> Any:
-        """The message's body. In a handler, it is converted to the annotated type."""
+        """The message's body. In a handler, the body is converted to the annotated type."""
         return self._inner.body
 
     @body.setter
@@ -98,8 +98,8 @@ class DeliveryData:
     def deadline(self) -> datetime:
         """The time at which the lease ends, by the server's clock.
 
-        In a worker, which renews leases, it is the time until which the lease is surely valid. This
-        time is by the clock of this machine.
+        A worker renews its leases. So in a worker, this is the time until which the lease is surely
+        valid, by the clock of this machine.
         """
         return self._inner.deadline
 
@@ -140,17 +140,23 @@ class DeliveryData:
 
     @property
     def batch_counts(self) -> BatchCounts | None:
-        """How the members of a batch have ended, if this message is its callback. Else None."""
+        """How the members of a batch have ended.
+
+        None if this message is not the callback of a batch.
+        """
         return counts_in(self.marks)
 
     @property
     def events(self) -> Mapping[str, Event]:
-        """The events for which the message has waited, by key. The newest is the last one."""
+        """The events for which the message has waited, by key. The newest event is the last."""
         return self._inner.events or {}
 
     @property
     def event(self) -> Event | None:
-        """The event that ended the message's last wait. None if it has waited for no event."""
+        """The event that ended the message's last wait.
+
+        None if the message has not waited for an event.
+        """
         return next(reversed(self._inner.events.values())) if self._inner.events else None
 
     @property
@@ -180,16 +186,17 @@ class DeliveryData:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone. Another consumer may then have the message, so stop the work.
+        """Whether the lease is gone.
 
-        In a worker, the value is always current, because the worker renews leases. Outside of a
-        worker, it changes only when a call such as `ack` finds the lease gone.
+        Another consumer may then have the message, so stop the work. In a worker, the value is
+        always current, because the worker renews leases. Outside of a worker, it changes only when
+        a call such as `ack` finds that the lease is gone.
         """
         return self._inner.lost
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the last extend or ack found the claim on the business key gone."""
+        """Whether the claim on the business key no longer existed at the last extend or ack."""
         return self._inner.claim_lost
 
     @property
@@ -197,8 +204,8 @@ class DeliveryData:
         """The event that is set when the cancellation of this delivery is requested.
 
         In a worker, the event is set soon after the request. Outside of a worker, only `extend`
-        sets it. An async handler gets CancelledError. It must not call `wait` of the event, because
-        `wait` blocks.
+        sets it. An async handler gets CancelledError. It must not call `wait` on the event, because
+        `wait` blocks the event loop.
         """
         return self._inner.cancelled()
 
@@ -229,7 +236,7 @@ class AsyncDelivery(DeliveryData):
             then: Messages to send in the same step, as with the method `then`. Each is an
                 rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB after encoding.
-                If the value is too large or cannot be encoded, the result says so.
+                If the value is too large or cannot be encoded, the stored result says so.
 
         Raises:
             LeaseLost: The lease is gone. Nothing was changed.
@@ -267,7 +274,8 @@ class AsyncDelivery(DeliveryData):
     async def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
         """Send a message in the same step as the ack.
 
-        The message is sent exactly once if the ack succeeds, and otherwise never.
+        The message is sent exactly once if the ack succeeds. If the ack fails, the message is never
+        sent.
 
         Args:
             topic: Topic that gets the message: a name, or a Topic.
@@ -321,9 +329,9 @@ class AsyncDelivery(DeliveryData):
     ) -> Any:
         """Run a part of the work that later attempts of the message must not repeat.
 
-        RMQ stores what the function returns. Later attempts get this value, and do not call the
-        function. If the process dies after the function and before its value is stored, the next
-        attempt calls the function again.
+        RMQ stores the return value of the function. Later attempts get this value, and do not call
+        the function. If the process dies after the function and before its value is stored, the
+        next attempt calls the function again.
 
         Args:
             name: Name of the step, at most 255 bytes. An attempt uses each name once.
@@ -338,8 +346,7 @@ class AsyncDelivery(DeliveryData):
             LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
                 stored.
             Reject: The step is done, but its value was too large or could not be encoded. The
-                function will never run again. This is also raised if the message has too many
-                steps.
+                function will never run again. Also raised if the message has too many steps.
             QueueFull: Redis is at `maxmemory`, and the function did not run.
             InvalidValue: This attempt has called a step of that name before.
             ConfigurationError: The consumer has the mode "at_most_once".
@@ -358,7 +365,9 @@ class AsyncDelivery(DeliveryData):
         return value
 
     async def save(self, cursor: Any) -> None:
-        """Store how far the work is, so that the next attempt can read this with `saved`.
+        """Store a cursor that says how much of the work is done.
+
+        The next attempt can read it with `saved`.
 
         Args:
             cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
@@ -388,7 +397,7 @@ class AsyncDelivery(DeliveryData):
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed, which uses up a retry.
+        """Give the message back as failed. The message loses a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -399,7 +408,7 @@ class AsyncDelivery(DeliveryData):
         raise_if_lost(await run(verbs.nack(self._inner, delay, error)), "nack")
 
     async def reject(self, reason: BaseException | str, *, then: Iterable[FollowUp] = ()) -> None:
-        """Make the message a dead letter at once, regardless of its retries.
+        """Make the message a dead letter immediately, even if it has retries.
 
         Args:
             reason: Reason that is stored with the dead letter.
@@ -411,7 +420,7 @@ class AsyncDelivery(DeliveryData):
         raise_if_lost(await run(verbs.reject(self._inner, reason, then)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure, and without using up a retry.
+        """Give the message back without a failure. The message loses no retry.
 
         Args:
             delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.

@@ -36,7 +36,7 @@ class Delivery(DeliveryData):
             then: Messages to send in the same step, as with the method `then`. Each is an
                 rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB after encoding.
-                If the value is too large or cannot be encoded, the result says so.
+                If the value is too large or cannot be encoded, the stored result says so.
 
         Raises:
             LeaseLost: The lease is gone. Nothing was changed.
@@ -74,7 +74,8 @@ class Delivery(DeliveryData):
     def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
         """Send a message in the same step as the ack.
 
-        The message is sent exactly once if the ack succeeds, and otherwise never.
+        The message is sent exactly once if the ack succeeds. If the ack fails, the message is never
+        sent.
 
         Args:
             topic: Topic that gets the message: a name, or a Topic.
@@ -128,9 +129,9 @@ class Delivery(DeliveryData):
     ) -> Any:
         """Run a part of the work that later attempts of the message must not repeat.
 
-        RMQ stores what the function returns. Later attempts get this value, and do not call the
-        function. If the process dies after the function and before its value is stored, the next
-        attempt calls the function again.
+        RMQ stores the return value of the function. Later attempts get this value, and do not call
+        the function. If the process dies after the function and before its value is stored, the
+        next attempt calls the function again.
 
         Args:
             name: Name of the step, at most 255 bytes. An attempt uses each name once.
@@ -145,8 +146,7 @@ class Delivery(DeliveryData):
             LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
                 stored.
             Reject: The step is done, but its value was too large or could not be encoded. The
-                function will never run again. This is also raised if the message has too many
-                steps.
+                function will never run again. Also raised if the message has too many steps.
             QueueFull: Redis is at `maxmemory`, and the function did not run.
             InvalidValue: This attempt has called a step of that name before.
             ConfigurationError: The consumer has the mode "at_most_once".
@@ -165,7 +165,9 @@ class Delivery(DeliveryData):
         return value
 
     def save(self, cursor: Any) -> None:
-        """Store how far the work is, so that the next attempt can read this with `saved`.
+        """Store a cursor that says how much of the work is done.
+
+        The next attempt can read it with `saved`.
 
         Args:
             cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
@@ -195,7 +197,7 @@ class Delivery(DeliveryData):
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed, which uses up a retry.
+        """Give the message back as failed. The message loses a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -206,7 +208,7 @@ class Delivery(DeliveryData):
         raise_if_lost(run(verbs.nack(self._inner, delay, error)), "nack")
 
     def reject(self, reason: BaseException | str, *, then: Iterable[FollowUp] = ()) -> None:
-        """Make the message a dead letter at once, regardless of its retries.
+        """Make the message a dead letter immediately, even if it has retries.
 
         Args:
             reason: Reason that is stored with the dead letter.
@@ -218,7 +220,7 @@ class Delivery(DeliveryData):
         raise_if_lost(run(verbs.reject(self._inner, reason, then)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
-        """Give the message back without a failure, and without using up a retry.
+        """Give the message back without a failure. The message loses no retry.
 
         Args:
             delay: Wait before the next delivery, seconds or timedelta. 0 does not wait.

@@ -1,6 +1,6 @@
 """Settle or extend single deliveries.
 
-Threads or tasks that do this at the same time share one call of Redis.
+If several threads or tasks do this at the same time, they share one call of Redis.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DeliveryVerbs:
         return self._settle(self._ack_items, partial(self.flows.ack, [delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Add a message as `then` does, without a call of Redis.
+        """Add a message as `then` does, but without a call of Redis.
 
         Return None if this message needs a call of Redis.
         """
@@ -92,7 +92,7 @@ class DeliveryVerbs:
     ) -> SettlingFlow:
         """Give the delivery back as failed.
 
-        Callers at the same time share one call of Redis, unless they give a delay.
+        Calls at the same time are combined into one call of Redis, except calls with a delay.
         """
 
         def alone() -> SettlingFlow:
@@ -105,7 +105,7 @@ class DeliveryVerbs:
     def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
         """Extend the lease.
 
-        Callers at the same time share one call of Redis, unless they give a lease.
+        Calls at the same time are combined into one call of Redis, except calls with a lease.
         """
 
         def alone() -> SettlingFlow:
@@ -184,7 +184,10 @@ class DeliveryVerbs:
         delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Run a verb. Callers of the same verb at the same time share one call of Redis."""
+        """Run a verb.
+
+        Calls of the same verb at the same time are combined into one call of Redis.
+        """
         if delivery.state or delivery.unconfirmed:
             return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)

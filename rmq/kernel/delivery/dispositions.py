@@ -1,4 +1,4 @@
-"""Define exceptions and return values by which a handler or a `with` block settles a delivery."""
+"""Define exceptions and return values with which a handler or a `with` block settles a delivery."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, O
 
 @dataclass(slots=True, init=False)
 class Then:
-    """Sends messages in the same step as the ack, if a handler returns it.
+    """Return value of a handler that sends messages in the same step as the ack.
 
-    As with `Delivery.then`, the messages are sent exactly once if the ack succeeds, and otherwise
-    never. A handler of batches cannot return a `Then`.
+    As with `Delivery.then`, the messages are sent exactly once if the ack succeeds, and never if it
+    fails. A handler of batches cannot return a `Then`.
 
     Args:
         result: The handler's own return value, or None if it has none.
@@ -72,7 +72,9 @@ class Then:
 
 
 class Snooze(Exception):
-    """Raise it in a handler or `with delivery` to try again later, without using up a retry.
+    """Exception that postpones a message, without the loss of a retry.
+
+    Raise this exception in a handler or in `with delivery`.
 
     Args:
         delay: Wait before the next delivery, seconds or timedelta.
@@ -84,15 +86,16 @@ class Snooze(Exception):
 
 
 class WaitFor(Snooze):
-    """Raise it in a handler or `with delivery` to suspend the message until an event comes.
+    """Exception that suspends a message until an event is signalled.
 
-    `client.signal(key)` ends the wait. The handler then runs again from the top, and finds the
-    event in `d.events`. Suspending a message uses up no retry.
+    Raise this exception in a handler or in `with delivery`. `client.signal(key)` ends the wait. The
+    handler then runs again from the beginning, and finds the event in `d.events`. The message loses
+    no retry.
 
     Args:
         key: Key of the event, a text of 1 to 255 bytes.
         timeout: Time limit, seconds or timedelta, at most 10 years. At its end, the message is
-            delivered again with an event that has `timed_out`.
+            delivered again with an event in which `timed_out` is True.
 
     Raises:
         InvalidType, InvalidValue: The key or the time limit is not valid.
@@ -111,7 +114,7 @@ def wait_problem(delivery: InnerDelivery, event: bytes, most: int) -> RMQError |
     Args:
         delivery: The delivery.
         event: Key of the event.
-        most: Largest size of the steps and events of a message, in bytes.
+        most: Maximum size of the steps and events of a message, in bytes.
     """
     key = event.decode()
     found = (delivery.events or {}).get(key)
@@ -129,7 +132,9 @@ def wait_problem(delivery: InnerDelivery, event: bytes, most: int) -> RMQError |
 
 
 class Reject(Exception):
-    """Raise it in a handler or `with delivery` to make the message a dead letter with a reason.
+    """Exception that makes a message a dead letter.
+
+    Raise this exception in a handler or in `with delivery`.
 
     Args:
         reason: Reason that is stored with the dead letter. Default: the error in `raise
@@ -146,9 +151,9 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Raise it in a handler or `with delivery` to give the message back as failed.
+    """Exception that gives a message back as failed, for a retry.
 
-    This uses up a retry.
+    Raise this exception in a handler or in `with delivery`. The message loses a retry.
 
     Args:
         delay: Wait before the retry, seconds or timedelta. None uses the retry policy.

@@ -55,8 +55,7 @@ class BatchOrigin(NamedTuple):
 class InnerDelivery:
     """RMQ's internal part of a delivery: its record, its lease, and whether it is settled.
 
-    A program gets a `Delivery` or an `AsyncDelivery` that contains this object. Both can be made at
-    any time.
+    A program gets a `Delivery` or an `AsyncDelivery` that contains this object.
 
     Attributes:
         origin: Data that all deliveries of the batch share.
@@ -66,7 +65,7 @@ class InnerDelivery:
         fence: Delivery number.
         body: The decoded body. In a handler, it is converted to the annotated type.
         state: OPEN, SETTLED or LOST.
-        unconfirmed: Verb that was sent but whose reply was not read, or "".
+        unconfirmed: Verb that was sent without a reply so far, or "".
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
         follow_ups: Messages that the ack stores: a FollowUpList of `rmq.kernel.follow_ups.encode`,
@@ -78,8 +77,8 @@ class InnerDelivery:
         steps: Steps of earlier attempts by name, and the cursor under the name ''. None if they
             were not read yet.
         steps_called: Names of the steps that this attempt has called.
-        events: Events that the message has waited for, by key. The last one is the newest. None if
-            there are none.
+        events: Events that the message has waited for, by key. The last event is the newest. None
+            if there are no events.
         entry_bytes: Size of the steps and events, if the message has waited for an event.
     """
 
@@ -104,7 +103,7 @@ class InnerDelivery:
     entry_bytes: int = 0
 
     def add_steps(self, entries: Mapping[bytes, bytes]) -> None:
-        """Add the steps and events of the message, if it is among these messages."""
+        """Add the steps and events of the message, if the message is among these messages."""
         entry = entries.get(self.raw_id)
         if entry is not None:
             self.steps, self.events = split_events(decode_steps(entry))
@@ -147,7 +146,7 @@ class InnerDelivery:
 
     @property
     def deadline(self) -> datetime:
-        """The time at which the lease ends, by the clock that `DeliveryData.deadline` names."""
+        """The time at which the lease ends. `DeliveryData.deadline` says by which clock."""
         if self.origin.lease is None:
             return moment(receipt_deadline_ms(self.score))
         left_s = self.origin.lease.safe_until() - time.monotonic()
@@ -182,7 +181,7 @@ class InnerDelivery:
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the last extend or ack found the claim on the business key gone."""
+        """Whether the claim on the business key no longer existed at the last extend or ack."""
         return self.claim is not None and self.claim.lost
 
     def queue_position(self) -> int:
@@ -195,8 +194,8 @@ class SharedLease(Protocol):
 
     Attributes:
         number: Number of the lease in its slot.
-        until: Time until which the lease is surely valid, as last read, by the monotonic clock.
-            0 if the lease is lost.
+        until: Monotonic time until which the lease is surely valid, as last read. 0 if the lease is
+            lost.
     """
 
     number: int
@@ -206,7 +205,7 @@ class SharedLease(Protocol):
         """Return whether the lease is gone, or has ended as far as this process can see."""
 
     def safe_until(self) -> float:
-        """Return the time until which the lease is surely valid, by the monotonic clock."""
+        """Return the monotonic time until which the lease is surely valid."""
 
 
 class SharedLeases(Protocol):
@@ -217,7 +216,7 @@ class SharedLeases(Protocol):
 
     @property
     def leases(self) -> Mapping[int, SharedLease]:
-        """The renewed leases by slot. The next receive of a slot uses its lease."""
+        """The renewed leases by slot. The next batch of a slot is received under its lease."""
 
     def number(self, slot: int) -> int:
         """Return the number of the slot's lease for the next batch, or 0 to open a new lease."""

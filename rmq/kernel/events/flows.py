@@ -1,9 +1,10 @@
 """Signal events, register the messages that wait for them, and deliver events to messages.
 
 An event and the messages that wait for it may be on different servers of a Cluster. So each step is
-a call of its own, which may be repeated. The process that suspends a message registers it with its
-event, and the process that signals an event delivers it. If such a process dies, another process
-finds the missing step in Redis: `register` and `deliver_pending` do it again.
+a separate call, which may be repeated. The process that suspends a message registers the message
+with its event. The process that signals an event delivers the event. If such a process dies,
+another process finds the unfinished work in Redis, and completes it with `register` or
+`deliver_pending`.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class SignalResult(NamedTuple):
     """The result of `signal`.
 
     Attributes:
-        state: "stored" if this is the first signal of the key, or "already" if the key has an event
-            whose keeping has not ended. A second signal does not change the event.
-        delivered: Number of messages that this call has let continue.
+        state: "stored" if this is the first signal of the key, or "already" if the key still has an
+            event. A second signal does not change the event.
+        delivered: Number of messages that continue because of this call.
     """
 
     state: Literal["stored", "already"]
@@ -48,7 +49,7 @@ def signal(prefix: str, key: bytes, data: bytes, keep_ms: int) -> Flow[SignalRes
         prefix: First part of every key of Redis.
         key: Key of the event.
         data: Number of a codec in one byte, and the encoded body.
-        keep_ms: For how long messages may still begin to wait for the event, ms.
+        keep_ms: Time for which the event is kept for messages that begin to wait later, ms.
     """
     keys = EventKeys(prefix, key)
     event = yield scripts.event_signal(keys, data, keep_ms, PAGE)
@@ -57,9 +58,9 @@ def signal(prefix: str, key: bytes, data: bytes, keep_ms: int) -> Flow[SignalRes
 
 
 def register(prefix: str, slot: SlotKeys) -> Flow[None]:
-    """Register the suspended messages of a slot with their events, if they are to be registered.
+    """Register the suspended messages of a slot with their events, unless they are registered.
 
-    If the event of a message was signalled before, the message gets it now.
+    If an event was signalled before, its message gets the event now.
     """
     registered: list[Check] = []
     while True:
@@ -84,7 +85,7 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
 
 
 def deliver_pending(prefix: str) -> Flow[int]:
-    """Deliver the events whose process has died. Return the number of messages that got one."""
+    """Deliver events of processes that died. Return the number of messages that got an event."""
     names = [events_stem(prefix, index) + b"undelivered" for index in range(EVENT_SLOTS)]
     pages = yield Pipeline([_due(name) for name in names])
     count = 0
@@ -128,8 +129,8 @@ def _deliver_all(prefix: str, keys: EventKeys, event: Signalled) -> Flow[int]:
 def _deliver(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes], int]]:
     """Deliver an event to messages.
 
-    Return the names of the messages that no longer wait for it, and how many got it now. A message
-    whose server cannot be reached is not among them.
+    Return the names of the messages that no longer wait for the event, and how many messages got it
+    now. Messages whose server cannot be reached still wait.
     """
     by_slot: dict[tuple[str, int], list[bytes]] = {}
     for name in event.waiters:

@@ -21,11 +21,12 @@ DELIVER_MOST = 100  # messages of one call of `event_deliver`
 
 
 class Check(NamedTuple):
-    """A message that is to be registered with its event.
+    """A message to register with its event.
 
     Attributes:
         member: Name of the message in its slot.
-        wait: The wait as the slot stores it. A later wait of the message has another value.
+        wait: Value in which the slot stores the wait. A later wait of the message has another
+            value.
     """
 
     member: bytes
@@ -48,7 +49,7 @@ class Signalled(NamedTuple):
     Attributes:
         at_ms: Time of the signal, epoch ms. 0 if the event was not signalled.
         data: Number of the codec in one byte, and the body.
-        waiters: Names of messages that have not got the event: `<topic>:<index>:<member>`.
+        waiters: Names of messages that have not received the event yet: `<topic>:<index>:<member>`.
         is_new: Whether this call has stored the event.
     """
 
@@ -63,7 +64,7 @@ class Delivered(NamedTuple):
 
     Attributes:
         got: Number of messages that got the event.
-        seen: How many of the members the call has looked at, from the first on.
+        seen: Number of members that the call has examined, from the first.
     """
 
     got: int
@@ -71,7 +72,10 @@ class Delivered(NamedTuple):
 
 
 def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Command[Signalled]:
-    """Store an event, unless its key has one. The result has its first waiters."""
+    """Store an event, unless its key has an event.
+
+    Return it with the first messages that wait for it.
+    """
     return Command(
         script_loader.load("event_signal"),
         (keys.event, keys.waiters, keys.undelivered),
@@ -81,7 +85,10 @@ def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Comm
 
 
 def event_waiters(keys: EventKeys, delivered: Iterable[bytes], limit: int) -> Command[Signalled]:
-    """Forget waiters that got an event. The result has the next waiters."""
+    """Remove messages that got an event from its waiting messages.
+
+    Return the next waiting messages.
+    """
     return Command(
         script_loader.load("event_waiters"),
         (keys.event, keys.waiters, keys.undelivered),
@@ -95,9 +102,9 @@ def _signalled(reply: list[Any]) -> Signalled:
 
 
 def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Command[Signalled]:
-    """Add messages to the waiters of an event, each with the end of its time limit in epoch ms.
+    """Record that messages wait for an event, each with the end of its time limit in epoch ms.
 
-    If the event was signalled, the result has it, and nothing is added.
+    If the event was signalled before, return the event, and record nothing.
     """
     return Command(
         script_loader.load("event_register"),
@@ -112,7 +119,8 @@ def event_deliver(
 ) -> Command[Delivered]:
     """Give an event to up to DELIVER_MOST messages of a slot.
 
-    A call stops after about 2 MiB of events and steps. Call this again for the remaining members.
+    A call stops after about 2 MiB of events and steps. Call the function again for the remaining
+    messages.
     """
     return Command(
         script_loader.load("event_deliver"),
@@ -123,7 +131,7 @@ def event_deliver(
 
 
 def event_checks(keys: SlotKeys, registered: Iterable[Check], limit: int) -> Command[list[Check]]:
-    """Note that messages of a slot are registered. The result has the next ones to register."""
+    """Record that messages of a slot are registered. Return the next messages to register."""
     return Command(
         script_loader.load("event_checks"),
         (keys.slot, keys.store, keys.bodies, keys.waits),
@@ -135,10 +143,11 @@ def event_checks(keys: SlotKeys, registered: Iterable[Check], limit: int) -> Com
 def event_read(
     keys: SlotKeys, ids: Sequence[bytes], receipts: Sequence[float]
 ) -> Command[list[bytes | None]]:
-    """Read the steps and events of deliveries. A delivery whose lease has ended has None.
+    """Read the steps and events of deliveries.
 
-    The reply is limited to about 4 MiB, so it may have fewer items than `ids`, but at least one.
-    Call this again for the remaining deliveries.
+    The item is None for a delivery whose lease has ended. The reply is limited to about 4 MiB, so
+    it may have fewer items than `ids`, but at least one. Call the function again for the remaining
+    deliveries.
     """
     return Command(
         script_loader.load("event_read"),

@@ -1,8 +1,8 @@
 """Copy dead letters to the topic that the setting `dead_to` names.
 
 The script that makes a message a dead letter also stores a pending entry, which has the message's
-record. A process later makes the copy from this entry and sends it. If the target topic can never
-accept the copy, the copy is dropped. The dead letter remains in its own topic.
+record. Later, a process makes the copy from this entry and sends the copy. If the target topic can
+never accept the copy, the copy is dropped. The dead letter remains in its own topic.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
 def messages(
     context: TopicContext, source: SlotKeys, target: TopicContext, index: int, run: Sequence[Entry]
 ) -> Flow[list[Entry | None]]:
-    """Make the messages that are copies of dead letters, from their pending entries.
+    """Make copies of dead letters from their pending entries.
 
-    At most as many messages are made as one call may store. The caller makes the rest later.
+    The result has at most as many messages as one call may store. The caller makes the other copies
+    later.
 
     Args:
         context: Topic of the dead letters.

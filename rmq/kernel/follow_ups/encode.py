@@ -40,7 +40,7 @@ class EncodedFollowUp(NamedTuple):
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
-    """Return what this process knows of a follow-up's target topic, such as its settings.
+    """Return the context of a follow-up's target topic, which has its settings.
 
     Also return whether this program declared the topic.
     """
@@ -185,9 +185,10 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flo
 
 
 class FollowUpList(list[Any]):
-    """The follow-ups of a delivery: the target slot and the message of each follow-up, in turn.
+    """The follow-ups of a delivery: target slot, message, target slot, message, and so on.
 
-    Long lists of small objects make the garbage collector slow, so a follow-up is no object here.
+    There is no object for each follow-up, because many small objects make the garbage collector
+    slow.
 
     Attributes:
         size: Number of bytes that the follow-ups take in a call.

@@ -89,7 +89,7 @@ def list_dead(
 
 
 def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.Message]]:
-    """Yield pages until the limit on dead letters is reached."""
+    """Yield pages until the requested number of dead letters is reached."""
     for page in pages:
         yield page[:limit]
         limit -= len(page)
@@ -100,7 +100,7 @@ def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.
 def _dead_of(
     client: rmq.Client, topic: str, wanted: DeadLetterFilter | None, ids: Sequence[rmq.MessageId]
 ) -> Iterator[list[rmq.Message]]:
-    """Yield the messages with these ids that are dead letters and match a filter."""
+    """Yield the messages with these ids, if they are dead letters and match the filter."""
     now_ms = int(time.time() * 1000)
     for id in ids:
         message = client.admin.get(topic, id)
@@ -166,9 +166,9 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
 def causes(wanted: DeadLetterFilter | None, scan: int) -> None:
     """Count the dead letters of all topics by cause (the fingerprint of their error).
 
-    TOPICS names the topic with most dead letters of the cause, and the number of other topics.
-    --json prints NDJSON with the number of dead letters in each topic. Exit code 3 means that a
-    filter matched nothing.
+    The column TOPICS names the topic in which the cause has killed the most messages, and the
+    number of other topics. --json prints NDJSON with the number of dead letters in each topic. Exit
+    code 3 means that a filter matched nothing.
     """
     common = common_options()
     with common.client() as client, progress("reading") as on_progress:
@@ -215,11 +215,10 @@ def redrive(
     type the name of the topic to confirm, unless you select by --id only. The redrive runs as a job
     (see rmq job ls). After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
 
-    With --to, the other topic may refuse a message, because the topic has the id already, is full,
-    or is paused for sends, or because the message is too large. Such a message stays a dead letter.
-
-    A handler that uses d.step or d.save continues where the last attempt ended. With --fresh or
-    --to, the handler begins again.
+    With --to, the other topic may refuse a message: the topic has the id already, is full, or is
+    paused for sends, or the message is too large. A refused message stays a dead letter. A handler
+    that uses d.step or d.save continues where the last attempt ended. With --fresh or --to, the
+    handler starts from the beginning.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -305,7 +304,7 @@ def edit(
 
     BODY is JSON, and is encoded with the codec of the old body. Headers that you do not name stay
     as they are. The message keeps its id, type, group, priority and steps. The change and the
-    redrive are one step: if the command fails, the dead letter is still there as it was.
+    redrive are one step: if the command fails, the dead letter is unchanged.
     """
     if body is not None and file is not None:
         raise click.UsageError("use BODY or --file, not both")
@@ -409,7 +408,7 @@ def restore(
 
     Restores all dead letters of the trash, or the dead letters that match FILTER and every option.
     A filter cannot use `age` or `died`. In a topic with --dead-retention, RMQ keeps each restored
-    dead letter for at least 24 hours, or for the retention if the retention is shorter.
+    dead letter for at least 24 hours, or for the time in --dead-retention if this time is shorter.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -442,7 +441,7 @@ def restore(
 def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
     """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
 
-    A line contains the body twice: as bytes in base64, which dlq import reads, and decoded.
+    A line contains the body twice: decoded, and as bytes in base64. rmq dlq import reads the bytes.
     """
     with common_options().client() as client:
         pages = listing.read_pages(client, topic, wanted, size=100, raw=True)

@@ -165,7 +165,10 @@ class Import:
         self._flush()
 
     def _flush(self) -> None:
-        """Send the batch. If Redis refuses a message, send each message alone to find its line."""
+        """Send the batch.
+
+        If Redis refuses it, send each message alone, to find the line of the refused message.
+        """
         batch, self._batch = self._batch, []
         if not batch:
             return

@@ -40,7 +40,10 @@ def conditions_given(
 
 
 def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadLetterFilter | None:
-    """Return FILTER and all options except --id as one filter, or None if there is no condition."""
+    """Join FILTER and all options except --id into one filter.
+
+    Return None if there is no condition.
+    """
     terms = [
         f"{name}{' contains ' if name == 'error' else '='}{Operand(value)}"
         for name, value in conditions_given(filters).items()

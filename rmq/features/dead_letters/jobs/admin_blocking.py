@@ -44,19 +44,19 @@ class JobAdmin(AdminPart):
             verb: "redrive" to send dead letters back, "purge" to put them into the trash, "cancel"
                 to delete waiting messages permanently, or "replay" to send acked messages of the
                 history again.
-            conditions: Conditions that the messages must meet, named as in `redrive`: ids,
-                reason, error, older_than, type, filter. Default: all dead letters, or all waiting
-                messages. The further condition `died` is a list of times of death in epoch ms, one
-                for each id. A letter that was sent back and died again has another time of death,
-                so the job does not change that letter. A cancel supports no condition on the time
-                of death. A replay supports other conditions: since and until (times of acks, as
-                aware datetimes or in epoch ms; until is not included), type and filter.
+            conditions: Conditions that the messages must meet, named as in `redrive`: ids, reason,
+                error, older_than, type, filter. Default: all dead letters, or all waiting messages.
+                The further condition `died` is a list of times of death in epoch ms, one for each
+                id. A dead letter that was sent back and died again has another time of death, so
+                the job does not change it. A cancel supports no condition on the time of death. A
+                replay supports other conditions: since and until (times of acks, as aware datetimes
+                or in epoch ms; until is not included), type and filter.
             rate: Maximum number of messages per second. Default: no limit.
             keep: For a purge, how long the messages can be restored, in seconds or as a timedelta.
                 With 0 they are deleted permanently.
             by: Name of the person who starts the job, for display. Default: user@host.
-            expected: Number of matching dead letters, if you have counted them. Progress bars show
-                it.
+            expected: Number of matching dead letters, if you have counted them. Progress bars use
+                this number.
             to: For a redrive or a replay, another topic that gets the messages.
             dedup_key: Key that identifies this call. As long as the job is kept, another call with
                 the same key starts no job and returns the first job.

@@ -28,7 +28,10 @@ def started(job: rmq.Job) -> None:
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
-    """Run a job with a progress bar, or watch the process that runs it. Return the ended job."""
+    """Run a job with a progress bar.
+
+    If another process runs the job, watch its progress. Return the job when it has ended.
+    """
     again = f"rmq server continues job {job.id}, or rmq job resume; rmq job stop ends it"
     with progress("working", again) as on_progress:
         return client.admin.job_run(job.id, progress=on_progress)
@@ -156,7 +159,7 @@ def pause(id: str) -> None:
 @click.argument("id")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 def resume(id: str, detach: bool) -> None:
-    """Resume the job ID if it is paused, and work on it until it ends.
+    """Resume the job ID if it is paused, and run it until it ends.
 
     The command also continues a job that no process runs, for example after Ctrl-C.
     """

@@ -46,7 +46,10 @@ _FIELDS = (
 
 
 def note_end(prefix: str, job: Job) -> Flow[None]:
-    """Record the end of a job in the audit trail and in the list of jobs. May be repeated."""
+    """Record the end of a job in the audit trail and in the list of jobs.
+
+    The call may be repeated.
+    """
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
     text += f", {job.requested} requested" if job.requested else ""
@@ -241,7 +244,7 @@ def active(prefix: str) -> Flow[list[Job]]:
 
 
 def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
-    """Remove a job from the list of jobs if it is not stored, unless it is just starting."""
+    """Remove a job from the list of jobs if the job is not stored, and is not being started now."""
     score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
     now_s = (yield from server_ms("jobs")) // 1000
     if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:

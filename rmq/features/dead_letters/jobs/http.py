@@ -85,10 +85,10 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
 
 
 class Job(Answer):
-    """A job, as `rmq job show` prints it.
+    """A job, with the same fields as in `rmq job show`.
 
-    `keep` is the time in the trash after a purge, in seconds. `lost_to`: for a replay, the history
-    removed messages before the job read them, and this is the time of the newest of their acks.
+    `keep` is the number of seconds for which purged messages stay in the trash. If the history
+    removed messages before a replay read them, `lost_to` is the time of the newest of their acks.
     """
 
     id: str
@@ -119,10 +119,10 @@ class Job(Answer):
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
     """Start a redrive, purge, cancel or replay as a job, which continues after this response.
 
-    To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. A
-    repeated request with the same header Idempotency-Key starts no second job. A repeated request
-    without the header starts another job. Each message is still changed only once, but a second
-    replay sends the messages again.
+    To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. If you
+    repeat a request with the same Idempotency-Key header, it starts no second job. Without the
+    header, a repeated request starts another job. Each message is still changed only once, but a
+    second replay sends the messages again.
     """
     if body.verb not in ("redrive", "replay"):
         context.require(Role.ADMIN)  # as a purge requires
@@ -190,11 +190,11 @@ class JobOutcome(Answer):
     """The outcome of a job for a message.
 
     "gone" means that the message was no longer a dead letter, or was settled before a cancel.
-    "conflict", "too large", "full", "paused", "moving" and "not durable" mean that the other topic
-    of a redrive refused the message, which stayed dead. For a replay, "gone" means that the history
-    no longer had the message. "requested" means that a cancel requested
-    the cancellation of a message in flight. "already requested", "in flight", "in query" and "dead"
-    mean that a cancel did not change the message.
+    "conflict", "too large", "full", "paused", "moving" and "not durable" mean that the target topic
+    of a redrive refused the message. Such a message stays dead. For a replay, "gone" means that the
+    history no longer had the message. "requested" means that a cancel requested the cancellation of
+    a message in flight. "already requested", "in flight", "in query" and "dead" mean that a cancel
+    did not change the message.
     """
 
     id: str

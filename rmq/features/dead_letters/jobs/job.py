@@ -35,7 +35,10 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def new_id(topic: str, dedup_key: str | None = None) -> str:
-    """Return an id for a job: topic, dot, and a code that is random or made from `dedup_key`."""
+    """Return an id for a job: the topic, a dot, and a code.
+
+    The code is random or derived from `dedup_key`.
+    """
     drawn = secrets.token_bytes(8)
     if dedup_key is not None:
         drawn = hashlib.blake2b(dedup_key.encode(), digest_size=8, person=b"rmq job").digest()
@@ -92,8 +95,8 @@ class Job(NamedTuple):
             that were not sent again because their stored object is missing.
         runner: Name of the process that runs the job now, or empty.
         to: For a redrive or a replay, another topic that gets the messages, or None.
-        refused: Number of matching messages that were left as they are, by outcome: messages that
-            the topic refused, or messages that could not be cancelled.
+        refused: Number of matching messages that the job could not change, by outcome: messages
+            that the topic refused, or messages that could not be cancelled.
         running: For a cancel, whether it also cancels messages in flight.
         requested: Number of matching messages in flight whose cancellation the job requested.
         fresh: For a redrive, whether it deletes the steps of the messages.
@@ -146,10 +149,9 @@ class Job(NamedTuple):
         return None if self.ended_ms is None else moment(self.ended_ms)
 
     def has_trashed(self, goes_ms: float) -> bool:
-        """Return whether this job put a letter into the trash, given the letter's deletion time.
+        """Return whether this job put a dead letter with this deletion time into the trash.
 
-        Only times are compared, so another purge at the same time with the same `keep` also
-        matches.
+        Only times are compared, so a purge with the same start and the same `keep` also matches.
         """
         put_ms = goes_ms - self.keep_ms
         is_over = self.ended_ms is not None and put_ms > self.ended_ms

@@ -1,12 +1,13 @@
-"""Run a job in batches. Only one process at a time runs a job; it may be killed at any moment.
+"""Run a job in batches.
 
-The process that runs a job is called its runner. A batch is recorded in the job before its messages
-are changed, and its outcomes are recorded afterwards. A runner that takes over a job repeats the
-recorded batch, with the same replay session and number: finished messages return their earlier
-outcome, and the other messages are handled now. So each message is handled once, and the counters
-are exact. A slot remembers outcomes for a few minutes. If a batch is repeated later, a letter that
-is no longer in the slot counts as done. A redrive to another topic needs no session: the other
-topic records the stored messages under a token of the batch.
+Only one process at a time runs a job: its runner. The runner may be killed at any moment. Before a
+runner changes the messages of a batch, it records the batch in the job. Afterwards it records the
+outcomes. If a runner dies, the next runner repeats the recorded batch with the same replay session
+and number. Redis then returns the earlier outcomes of finished messages, and handles the other
+messages. So each message is handled once, and the counters are exact. A slot remembers outcomes for
+a few minutes. If a batch is repeated later, a dead letter that is no longer in the slot counts as
+done. A redrive to another topic needs no session, because the other topic records the stored
+messages under a token of the batch.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ MAY_ACCEPT = "fpn"  # outcomes after which a topic may accept the same message l
 
 
 class _Cursor(NamedTuple):
-    """The last examined message, by its score and its name in the sorted set.
+    """The last examined message: its score and its member in the sorted set.
 
-    A job reads several queues of a slot one after the other. `turn` is the index of the queue that
-    is being read.
+    A job reads several queues of a slot one after the other. `turn` is the index of the current
+    queue.
     """
 
     slot: int = 0
@@ -95,11 +96,11 @@ class _Cursor(NamedTuple):
 
 
 class _Search:
-    """Find the messages of a job, starting at its cursor.
+    """Finds the messages of a job, starting at its cursor.
 
-    Messages that a cancel looks for can move between the queues during the search. Therefore a
-    cancel of messages in flight reads both queues twice. The search misses a message only if
-    consumers give the message back twice and receive it again during the search.
+    During the search, messages can move between the queues of waiting messages and messages in
+    flight. Therefore a cancel of messages in flight reads both queues twice. The search misses a
+    message only if consumers release it twice and receive it twice during the search.
 
     Args:
         context: Topic of the messages.
@@ -192,7 +193,7 @@ class _Search:
         return {each.id: each for each in whole}
 
     def _not_requested(self, keys: SlotKeys, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Return the messages in flight that the job can still cancel, and has not counted yet."""
+        """Return the messages in flight that the job can cancel and has not counted yet."""
         names = [b"~" + member_of(each.id) for each in members]
         requests = yield RawCommand("job", "HMGET", keys.slot, *names)
         return [
@@ -219,9 +220,10 @@ class _Search:
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Return whether a message is in a queue that the job reads, since before the job began.
+        """Return whether the job applies to a message.
 
-        A dead letter must also have the time of death that the conditions require.
+        The message must be in a queue that the job reads, and must be older than the job. A dead
+        letter must also have the time of death that the conditions require.
         """
         if member.queue not in self._queues:
             return False
@@ -339,7 +341,6 @@ class _Runner:
         self.replay = Replay(self.context, target, self.id)
 
     def _wait(self, ms: float) -> Flow[None]:
-        """Wait for a number of ms, and renew the lease of the job during this time."""
         left_s = ms / 1000
         while left_s > 0 and not self.is_stopping():
             yield Sleep(min(left_s, RENEW_S))
@@ -436,7 +437,7 @@ class _Runner:
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
-        """Move a batch to another topic. The token of the batch makes a repeated call safe."""
+        """Move a batch to another topic. A repeated call is safe, because the batch has a token."""
         yield from opening.ensure_open(target, create=False)
         text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()

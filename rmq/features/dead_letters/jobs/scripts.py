@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job. Return 1 (stored) or 0 (exists already), and the start time of the job."""
+    """Store a job. Return 1 if the job was stored or 0 if it exists already, and its start time."""
     return _changing("job_start", prefix, job, definition)
 
 
@@ -121,7 +121,7 @@ def job_step(
     keep_s: int,
     most: int,
 ) -> Command[JobStepReply]:
-    """Record the outcomes of a batch, and record the next batch."""
+    """Record the outcomes of a batch and the messages of the next batch."""
     return Command(
         script_loader.load("job_step"),
         (job_key(prefix, job), job_log_key(prefix, job)),

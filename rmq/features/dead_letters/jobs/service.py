@@ -20,7 +20,7 @@ AT_ONCE = 8  # maximum number of jobs that a server runs at a time
 
 
 class Jobs:
-    """Run jobs that no process runs: new jobs, and jobs whose process died.
+    """Runs the jobs that no process runs: new jobs, and jobs whose process died.
 
     Each job has a lease in Redis, so any number of servers may look for jobs. If a server dies,
     another server continues its jobs 10 s later.
@@ -57,7 +57,10 @@ class Jobs:
         return taken
 
     def stop(self, wait_s: float) -> None:
-        """Stop all jobs after their current batches. Other processes can continue them at once."""
+        """Stop all jobs after their current batches.
+
+        Other processes can continue the jobs immediately.
+        """
         self._is_stopping = True
         for thread in list(self._threads.values()):
             thread.join(wait_s)

@@ -38,7 +38,7 @@ def _expand_stdin(words: tuple[str, ...]) -> Iterator[str]:
 
 
 def change_each(topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, bytes], str]) -> int:
-    """Change messages individually, and print the result of each change."""
+    """Change messages one by one, and print the result of each change."""
     common = common_options()
     message_ids = read_ids(ids)
     results: list[tuple[rmq.MessageId, str]] = []
@@ -77,7 +77,7 @@ def change_each(topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, b
 @click.option("--at", type=MOMENT, help="New due time: ISO 8601 with a zone.")
 @click.option("--delay", type=DURATION, help="New due time, from now.")
 def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: float | None) -> int:
-    """Change the due time of waiting messages of TOPIC; - reads ids from stdin.
+    """Change the due time of waiting messages of TOPIC. With -, ids are read from stdin.
 
     Messages that do not wait are not changed. Exit code 4 means that only some messages were
     changed. Exit code 3 means that no message was changed.
@@ -94,10 +94,10 @@ def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: flo
 @IDS
 @click.option("--to", type=int, required=True, metavar="N", help="17 to 1048575, larger first.")
 def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
-    """Change the priority of waiting messages of TOPIC; - reads ids from stdin.
+    """Change the priority of waiting messages of TOPIC.
 
-    A message goes behind all messages of its new priority. Messages that do not wait are not
-    changed. Exit code 4 means that only some messages were changed. Exit code 3 means that no
-    message was changed.
+    With -, ids are read from stdin. A message then waits behind all messages with its new priority.
+    Messages that do not wait are not changed. Exit code 4 means that only some messages were
+    changed. Exit code 3 means that no message was changed.
     """
     return change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))

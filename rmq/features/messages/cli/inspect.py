@@ -69,8 +69,8 @@ def peek(
 
     Waiting messages of a slot are in the order of delivery. Messages of different slots have no
     order. A FILTER searches, for example 'body contains "Smith"'; see docs/dead-letters.md. --json
-    prints NDJSON with complete bodies. The field `cursor` of a line is the value for --cursor that
-    continues after this line (null at the end).
+    prints NDJSON with complete bodies. To continue after a line, pass the field `cursor` of this
+    line to --cursor. The field is null on the last line.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -113,7 +113,7 @@ def read_pages(
     wanted: DeadLetterFilter | None,
     scan: int,
 ) -> PeekPage:
-    """Return matching messages after the cursor, up to the limit, from any number of pages.
+    """Return up to `limit` matching messages after the cursor.
 
     About `scan` messages are examined.
     """
@@ -137,7 +137,7 @@ def read_pages(
 def get(topic: str, id: rmq.MessageId) -> None:
     """Show the message ID of TOPIC in full, from any queue.
 
-    If the message has ended, show its result, if RMQ keeps one: see rmq result.
+    If the message has ended and RMQ keeps its result, show the result (see rmq result).
     """
     common = common_options()
     with common.client() as client:
@@ -198,7 +198,7 @@ def _show_result(state: rmq.ResultState) -> None:
 
 
 def _result_fields(state: rmq.ResultState) -> dict[str, Any]:
-    """Return the JSON fields of a result. Its value has the fields that a body has."""
+    """Return the JSON fields of a result. The value of the result has the same fields as a body."""
     outcome = None
     if state.outcome is not None:
         outcome = text.fields(state.outcome) | {"error": state.outcome.error}

@@ -1,8 +1,8 @@
 """`rmq send`: send a message from an argument or a file, or many messages from stdin.
 
 Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`), a batch of lines is read
-and checked before the batch is sent. A bad line stops the stream before its batch is sent, so the
-error can name the line from which to continue.
+and checked before it is sent. A bad line stops the stream before its batch is sent. The error then
+names the line at which to continue.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ def result_fields(result: rmq.SendResult) -> dict[str, Any]:
 
 
 def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that are fields of rmq.Outgoing."""
     options = {
         name: value
         for name, value in given.items()
@@ -115,7 +114,7 @@ def send(
     results: bool,
     **given_options: Any,
 ) -> None:
-    """Send BODY to TOPIC. BODY is JSON; with -, every line of stdin is a BODY.
+    """Send BODY to TOPIC. BODY is JSON. With -, every line of stdin is a BODY.
 
     Prints the id of the message. With -, prints the number of messages. Lines are sent in batches
     of 1000, or in smaller batches if the input pauses. Blank lines are skipped. If a line is not
@@ -235,7 +234,6 @@ def _parse_json(data: bytes) -> Any:
 
 
 def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgoing:
-    """Parse a message from an object whose fields override the options."""
     envelope = _parse_json(data)
     if not isinstance(envelope, dict):
         raise BadMessage('an envelope is an object, for example {"body": ..., "priority": 20}')
@@ -275,7 +273,7 @@ def _read_envelope(data: bytes, options: dict[str, Any], raw: bool) -> rmq.Outgo
 def body_reader(
     options: dict[str, Any], raw: bool, envelope: bool
 ) -> Callable[[bytes], rmq.Outgoing]:
-    """Return the function that parses a message, for these options."""
+    """Return a function that parses a message with these options."""
     if envelope:
         return lambda data: _read_envelope(data, options, raw)
     if raw:
@@ -288,7 +286,7 @@ PIPE_WAIT_S = 0.2  # longest wait of a batch for the next line of a slow pipe
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
-    """Yield lines without line ends. Yield None when the stream pauses."""
+    """Yield lines without line ends. Yield None if the next line has not arrived yet."""
     try:
         number = stream.fileno()
         slow = not stat.S_ISREG(os.fstat(number).st_mode) and process.FORKS
@@ -319,7 +317,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
 
 @dataclass
 class Stream:
-    """A stream of messages: the batch that is being filled, and the results of earlier batches."""
+    """A stream of messages: the current batch, and the results of earlier batches."""
 
     client: rmq.Client
     topic: rmq.Topic
@@ -400,7 +398,7 @@ class Stream:
         )
 
     def interrupted(self) -> str:
-        """Return the text that is shown after Ctrl-C."""
+        """Return the text to print after Ctrl-C."""
         text = f"stopped: {terminal_text.plural(self.sent, 'message')} sent"
         if self.sending:
             text += f" and possibly some of the lines {self.lines[0]} to {self.lines[-1]}"
@@ -419,7 +417,7 @@ class Stream:
         )
 
     def _stopped(self, error: rmq.RMQError) -> Failed:
-        """Return the error for a batch that failed while it was sent."""
+        """Return the error to raise if the send of a batch failed."""
         results = [result for result in getattr(error, "results", []) if result is not None]
         where = f"lines {self.lines[0]} to {self.lines[-1]}"
         so_far = self._so_far()

@@ -51,8 +51,8 @@ def tail(
     With --consume, the command is a consumer. It shows messages and acks them, so no other consumer
     receives them.
 
-    --json prints NDJSON with complete bodies. The field `cursor` of a line is the value for
-    --cursor that continues after this line.
+    --json prints NDJSON with complete bodies. To continue after a line, pass the field `cursor` of
+    this line to --cursor.
     """
     if limit is not None and limit < 1:
         raise click.UsageError("--limit: give 1 or more")

@@ -114,7 +114,7 @@ def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
 
 
 class _Change(NamedTuple):
-    """A difference between the file and Redis, and the function that changes Redis accordingly."""
+    """A difference between the file and Redis, and the function that applies it to Redis."""
 
     text: str
     make: Callable[[], object]
@@ -245,7 +245,7 @@ def _schedule_changes(
 
 
 def _comparable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schedule's fields in comparable form: durations in s, the body as sorted JSON."""
+    """Return a schedule's fields in comparable form: durations in s, body as sorted JSON."""
     full = SCHEDULE_DEFAULTS | dict(fields)
     for key in SCHEDULE_DURATIONS:
         if isinstance(full[key], str):

@@ -42,7 +42,7 @@ _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_m
 @click.option("--limit", type=click.IntRange(min=1), help="Maximum number of topics.")
 @click.option("--cursor", metavar="NAME", help="Only topics after this one, by name.")
 def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) -> None:
-    """List topics with their message counts; PATTERN is a name with * and ?."""
+    """List topics with their message counts. PATTERN is a name in which * and ? are wildcards."""
     if cursor is not None and sort != "name":
         raise click.UsageError("--cursor works by name; omit --sort")
     common = common_options()
@@ -95,7 +95,7 @@ def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) 
 
 
 def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the counts of topics. A topic that cannot be read has an `error` instead."""
+    """Return the counts of topics. If a topic cannot be read, it has an `error` instead."""
     return [
         {"topic": topic.name, "error": str(topic.error)}
         if topic.error is not None
@@ -107,9 +107,10 @@ def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dic
 
 
 def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
-    """Read some topics, or all, in few round trips. A topic that cannot be read has an error.
+    """Read some topics, or all topics, in few round trips.
 
-    A topic that was deleted since its name was listed is omitted.
+    If a topic cannot be read, it has an error. If a topic was deleted after its name was listed, it
+    is omitted.
     """
     from rmq.kernel.topic import overview as topics  # a large import that completion does not need
 

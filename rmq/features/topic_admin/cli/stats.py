@@ -39,9 +39,9 @@ Rows = list[list[str]]
 def stats(topic: str | None, slots: bool, due: bool) -> None:
     """Show the counts of all topics, or all counts of one TOPIC.
 
-    LATER is the number of messages that are not due yet. LATE is how long the oldest due message
-    has waited. Totals count from the creation of the topic. With --watch, IN/S and OUT/S are the
-    numbers of messages accepted and settled per second, since the previous read.
+    LATER counts the messages that are not due yet. LATE is the time for which the oldest due
+    message has waited. Totals count from the creation of the topic. With --watch, IN/S and OUT/S
+    are the numbers of messages accepted and settled per second, since the previous update.
     """
     if (slots or due) and topic is None:
         raise click.UsageError(f"--{'slots' if slots else 'due'}: name the TOPIC")
@@ -82,7 +82,6 @@ def _show_due(topic: str, counts: list[rmq.DueCount]) -> None:
 
 
 def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
-    """Format the time span of a count."""
     begin = "" if before is None or before.within_s is None else format_duration(before.within_s)
     if count.within_s is None:
         return f"after {begin}"
@@ -93,7 +92,7 @@ def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
 
 
 def _bar(messages: int, most: int) -> str:
-    """Return a bar whose length shows the count. Even a single message is visible."""
+    """Return a bar whose length shows the count. Even a count of 1 is visible."""
     return "█" * -(-messages * BAR // most) if messages else ""
 
 
@@ -168,7 +167,10 @@ def _print(
 
 
 def per_second(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:
-    """Return the events per second of each row. A topic that was created again counts from 0."""
+    """Return the events per second of each row.
+
+    If a topic was created again, its counts begin at 0.
+    """
     previous_by_key = {
         row_counts.get("topic", row_counts.get("slot")): row_counts for row_counts in before
     }

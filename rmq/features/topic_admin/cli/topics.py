@@ -151,7 +151,7 @@ def _without_none(given: dict[str, Any]) -> dict[str, Any]:
 @click.argument("name")
 @_settings
 def create(name: str, **given: Any) -> None:
-    """Create topic NAME with these settings; [defaults] in brackets.
+    """Create the topic NAME. Default values are in [brackets].
 
     Redis stores the settings. If the topic exists and has other settings, nothing is changed, and
     the exit code is 2. `rmq topic set` changes settings.
@@ -178,7 +178,7 @@ def create(name: str, **given: Any) -> None:
 @click.argument("name")
 @_settings
 def set_settings(name: str, **given: Any) -> None:
-    """Change settings of topic NAME while it is in use; [defaults] in brackets.
+    """Change settings of topic NAME while it is in use. Default values are in [brackets].
 
     Running programs use the new settings within 30 seconds. A consumer or worker keeps its lease
     until it is restarted. If the code of a program has another value, RMQ refuses the program at
@@ -279,11 +279,11 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     """Change the number of slots of topic NAME while it is in use.
 
     SLOTS must be a multiple or a divisor of the present number. Stored messages stay in their
-    slots, and only new messages go to the new slots. RMQ delivers new messages after older messages
-    of the same slot_basis are settled or dead. The command waits for this. If the command is
-    interrupted, rmq server finishes the resize, or you run the command again. Until then, new
-    messages may wait. If the code of a program has another number of slots, RMQ refuses the program
-    at its start.
+    slots, and only new messages go to the new slots. RMQ delivers new messages only after older
+    messages with the same slot_basis are settled or dead. The command waits for the older messages.
+    If the command is interrupted, rmq server finishes the resize, or you run the command again.
+    Until then, new messages may wait. If the code of a program has another number of slots, RMQ
+    refuses the program at its start.
     """
     common = common_options()
     with common.client() as client:

@@ -137,7 +137,9 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _start_relay(self, relay: Relay) -> None:
-        """Start a relay in a thread. It ends with the process: a relay may be killed at any time.
+        """Start a relay in a thread.
+
+        The thread ends with the process, because a relay may be killed at any time.
 
         Raises:
             ConfigurationError: The tables are missing.
