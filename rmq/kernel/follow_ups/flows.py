@@ -1,10 +1,9 @@
 """Send follow-ups that acks have stored: put them into their topics, then remove their entries.
 
-A follow-up is a message that is stored in the same step as the ack of another message.
-
-If the follow-up has another slot, the ack stores it as a pending entry of the acked message's slot.
-It is then not yet in its own topic, the target. The process that acked sends its entries at once.
-If this process dies, any consumer of the topic sends them (`sweep`).
+A follow-up is a message that is stored in the same step as the ack of another message. If the
+follow-up belongs to another slot, the ack stores it as a pending entry in the slot of the acked
+message. The process that sent the ack immediately sends the pending entries to their own slots. If
+this process dies, any consumer of the topic sends them (`sweep`).
 docs/decisions/0071-ack-and-send-in-one-step.md explains why each follow-up is stored exactly once.
 """
 
@@ -107,7 +106,7 @@ class _Attempt(NamedTuple):
 
     Attributes:
         stored: Number of follow-ups that were stored, counted from the first.
-        waits: Whether the topic cannot accept the next follow-up now.
+        waits: Whether the next follow-up must wait, because the topic cannot accept it now.
         refused: Reason why the topic refuses the first follow-up permanently, or "" if the topic
             does not refuse it.
     """
@@ -157,9 +156,8 @@ class FollowUps:
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
         """Add a message without options that the ack of a delivery will store.
 
-        This makes no call of Redis.
-
-        Return None if a call of Redis is necessary. In this case use `add`.
+        The method makes no call of Redis. If a call of Redis is necessary, it returns None; then
+        use `add`.
         """
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
             return None
@@ -187,8 +185,8 @@ class FollowUps:
     def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
         """Send the follow-ups that acks and rejections have stored.
 
-        The argument `dead` has the deliveries that may be dead letters now. Copies of these dead
-        letters are sent as well.
+        `dead` has the deliveries that may be dead letters now. Copies of these dead letters are
+        sent as well.
         """
         while self.stored:
             try:
@@ -243,7 +241,7 @@ def try_send(
 ) -> Flow[None]:
     """Send pending follow-ups for a target slot.
 
-    Errors are logged, but an outage of all of Redis is raised.
+    Errors are logged, except an outage of the whole Redis, which is raised.
     """
     try:
         yield from send_target(context, keys, target, claim, entries)
@@ -256,7 +254,7 @@ def try_send(
 
 
 def is_outage(error: RMQError) -> bool:
-    """Return whether all of Redis is unreachable, so that the next call would fail as well."""
+    """Return whether no server of Redis can be reached, so that the next call would also fail."""
     return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_away(error)
 
 
@@ -273,8 +271,8 @@ def send_target(
         context: Topic of the acked messages.
         keys: Slot with the pending entries.
         target: Name of the target slot.
-        claim: Text that gives this process the right to send to the target, or empty if it has
-            none.
+        claim: Text that proves this process's right to send to the target, or empty without the
+            right.
         entries: The first entries of the target, or empty if they must be read.
     """
     claimed_at = time.monotonic()
@@ -413,7 +411,7 @@ def _numbered(
 ) -> Flow[tuple[list[int], Sequence[Entry]]]:
     """Give audit numbers to pending follow-ups, if the client has `rmq.Audit`.
 
-    Each call that sends follow-ups has new numbers, so a number belongs to one call and one slot.
+    Each call that sends follow-ups uses new numbers, so a number belongs to one call and one slot.
     """
     producer = target.hooks.producer_sequence
     if producer is None:
@@ -440,7 +438,7 @@ def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: Sen
 def _wait_ms(entry: Entry) -> int:
     """Return the wait before the next attempt to send a follow-up, in ms.
 
-    The wait is as long as the follow-up has been pending, within fixed limits.
+    The wait is the time for which the follow-up has been pending, within fixed limits.
     """
     return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 

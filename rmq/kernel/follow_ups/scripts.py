@@ -164,11 +164,11 @@ def ack_then(
         ids: Ids of the deliveries.
         runs: Receipts of the deliveries (`encode_receipts`).
         follow_ups: Follow-ups of the deliveries.
-        read: Function that turns the reply into the value of the command.
+        read: Function that converts the reply to the value of the command.
         results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty bytes if it
-            succeeded without a value. A list of one result is for all deliveries.
-        keep_s: For how long all results are kept, in seconds, except empty results. 0 if the times
-            differ. Then the script reads the times in the records.
+            succeeded without a value. If the list has one result, it applies to all deliveries.
+        keep_s: Time for which all results are kept, in seconds. If the results have different
+            times, the value is 0 and the script reads the times in the records.
     """
     place = [slot_name(keys.topic, keys.index)] if follow_ups else []
     return Command(
@@ -221,10 +221,11 @@ def pending_settle(
     Args:
         keys: Slot with the entries of the pending follow-ups.
         target: Name of the target slot.
-        upto: Number of the last entry that is now stored in the target slot, or 0 if no entry is.
+        upto: Number of the last entry that is now stored in the target slot, or 0 if no entry is
+            stored.
         claim: Text from an earlier reply that gives this process the right to send, or empty in the
             first call.
-        limit: Maximum number of entries to return. 0 gives up the right to send.
+        limit: Maximum number of entries to return. With 0, this process gives up the right to send.
         wait_ms: Time in ms for which no process sends to this target, or None. If it is given, no
             entries are returned.
         refused: The first entry and its dead letter, if the target refuses the entry permanently.

@@ -1,7 +1,8 @@
-"""Do what a process that died has left: send follow-ups, report ends, register suspended messages.
+"""Finish the work of dead processes: send follow-ups, report ends, register suspended messages.
 
-The process that acks a message sends its follow-ups at once. If this process dies, they stay
-pending. Consumers of the topic and `rmq server` look for them regularly: they sweep the slots.
+The process that acks a message immediately sends its follow-ups. If this process dies, the
+follow-ups stay pending. Consumers of the topic and `rmq server` regularly search the slots for
+pending follow-ups, which is called a sweep.
 """
 
 from __future__ import annotations
@@ -35,10 +36,8 @@ REST_S = 300.0  # time between two sweeps of a topic without them
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
     """Send pending follow-ups of some slots that no other process sends.
 
-    SLOTS_AT_ONCE slots are checked, beginning with the slot in `first`.
-
-    A slot of a cluster is skipped if its master node cannot be reached. Return the first slot of
-    the next sweep.
+    Return the first slot of the next sweep. A call checks SLOTS_AT_ONCE slots, beginning with the
+    slot `first`. In a cluster, a slot is skipped if its master node cannot be reached.
 
     Raises:
         Unavailable, OutcomeUnknown: No server of Redis can be reached.
@@ -87,7 +86,8 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
     """Report the ends of deliveries that are members of batches, and send callbacks.
 
-    Errors are logged, because the deliveries are settled. A later sweep repeats what is missing.
+    Errors are logged, because the deliveries are settled. A later sweep reports the ends that are
+    still missing.
     """
     for index in sorted({d.origin.keys.index for d in deliveries if record.is_member(d.record)}):
         context.had_pending = True  # other members end while no process settles them
@@ -105,7 +105,10 @@ def try_report(context: TopicContext, keys: SlotKeys) -> Flow[None]:
 
 
 def register_waits(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
-    """Register suspended messages with their events. Errors are logged: a later sweep does it."""
+    """Register suspended messages with their events.
+
+    Errors are logged, because a later sweep tries again.
+    """
     context.had_pending = True
     for index in sorted({delivery.origin.keys.index for delivery in deliveries}):
         if index < len(context.slots):

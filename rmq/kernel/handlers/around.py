@@ -1,6 +1,6 @@
 """Call a handler with the code that runs around it: interceptors, middleware, dependencies.
 
-Interceptors are the outermost of these wrappers, with their `around_` hooks. Inside them are the
+The outermost of these wrappers are the `around_` hooks of interceptors. Inside the hooks are the
 handler's middleware, and then its dependencies. A handler without wrappers is called directly.
 """
 
@@ -25,7 +25,7 @@ class WrappedRun:
 
     Attributes:
         has_begun: Whether the middleware has called the handler.
-        misfit: Error that is set if the body does not fit the handler, or None.
+        misfit: Error if the body does not fit the handler, or None.
         was_done: Whether the middleware found that the work had been done before.
     """
 
@@ -43,7 +43,7 @@ class WrappedRun:
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Wrap an async function, so that it is recorded whether its result was awaited."""
+        """Wrap an async function, to record whether its result was awaited."""
 
         async def finish(subject: Any) -> None:
             try:

@@ -1,8 +1,8 @@
-"""Find the dependencies of a handler: values that functions make for its parameters.
+"""Find the dependencies of a handler: values that functions create for its parameters.
 
-The mark `Depends(get_session)` on a parameter names the function. When a handler is registered, its
-dependencies are read into a tree of `Node` objects. Before a run of the handler,
-`rmq.kernel.handlers.scopes` makes the values.
+A parameter is marked with `Depends(get_session)`, which names the function. When a handler is
+registered, its dependencies become a tree of `Node` objects. Before a run of the handler,
+`rmq.kernel.handlers.scopes` creates the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmq.kernel.delivery.delivery_blocking import Delivery
 
 
 def is_async_function(function: Any) -> bool:
-    """Return whether calling a function, a partial or an object returns an awaitable."""
+    """Return whether a call of this function, partial or object returns an awaitable."""
     inner = _without_partial(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
@@ -67,7 +67,7 @@ overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Dependency:
-    """The mark of a parameter: the function that makes its value, and the value's lifetime."""
+    """The mark of a parameter: the function that creates its value, and the value's lifetime."""
 
     def __init__(self, function: Callable[..., Any], scope: Scope) -> None:
         self.function = function
@@ -78,19 +78,17 @@ class Dependency:
 
 
 def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
-    """Let a function make the value of a parameter.
-
-    The parameter belongs to a handler, or to another such function.
+    """Let a function create the value of a handler's parameter.
 
     Write `db: Annotated[Session, rmq.Depends(get_session)]`, or `db: Session =
-    rmq.Depends(get_session)`.
+    rmq.Depends(get_session)`. The function may itself have such parameters.
 
     Args:
-        function: Function that returns the value, or yields it once. The code after the yield
-            runs after the handler, even if the handler failed. The function may have dependencies.
-        scope: "run" makes a new value for each run of a handler. "process" makes one value for all
-            runs, before the worker receives messages. This value is kept until the worker has
-            stopped.
+        function: Function that returns the value, or yields it once. The code after the yield runs
+            after the handler, even if the handler failed.
+        scope: With "run", each run of a handler gets a new value. With "process", all runs share
+            one value, which is created before the worker receives messages, and kept until the
+            worker has stopped.
 
     Raises:
         InvalidType, InvalidValue: `function` is not a function, or `scope` is unknown.
@@ -103,16 +101,16 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
 
 
 class Node:
-    """A function that makes a value for handlers, and the nodes whose values it needs.
+    """A function that creates a value for handlers, and the nodes whose values the function needs.
 
     Attributes:
         key: Identity of the node: the marked function and the scope.
-        make: Function that makes the value. It returns the value, an awaitable or a context
+        make: Function that creates the value. It returns the value, an awaitable or a context
             manager.
         is_async: Whether the function needs an event loop.
         is_manager: Whether `make` returns a context manager. The value is then the result of
             `__enter__` or `__aenter__`.
-        parameters: Nodes that make the values of the function's parameters, by parameter name.
+        parameters: Nodes that create the values of the function's parameters, by parameter name.
         deliveries: Names of the parameters that receive the delivery.
     """
 
@@ -223,7 +221,7 @@ class Reader:
         return node
 
     def _check(self, node: Node) -> None:
-        """Raise an error if a function lives longer than its dependencies, or cannot await them."""
+        """Raise an error if a function outlives a dependency, or cannot await it."""
         for below in node.parameters.values():
             if node.scope == "process" and below.scope == "run":
                 raise self.refused(
@@ -305,7 +303,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all their dependencies in the order in which to make their values."""
+    """Return nodes and all their dependencies, in the order in which their values are created."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -332,7 +330,7 @@ def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
 def mentions_depends(parameter: inspect.Parameter) -> bool:
     """Return whether the text of an annotation contains `Depends`.
 
-    It is used for an annotation that cannot be evaluated.
+    This check is for annotations that cannot be evaluated.
     """
     return isinstance(parameter.annotation, str) and "Depends" in parameter.annotation
 
@@ -361,7 +359,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def lifespan_node(function: Callable[..., Any]) -> Node:
-    """Return the `Node` of a function that runs around the life of a worker.
+    """Return the `Node` of a worker's lifespan function.
 
     Raises:
         InvalidType: The value of a parameter is unknown, or does not live as long as the worker.
@@ -370,7 +368,7 @@ def lifespan_node(function: Callable[..., Any]) -> Node:
 
 
 def check_lifespan(function: F) -> F:
-    """Return a function that runs around the life of a worker, if it is valid.
+    """Return a lifespan function of a worker if it is valid.
 
     Raise an error if the function does not yield, or cannot be called.
     """

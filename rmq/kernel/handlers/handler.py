@@ -147,7 +147,7 @@ class Handler:
             each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
 
     def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Raise an error if a store of the middleware lacks something, for example a table.
+        """Check that the middleware's stores have everything that they need, for example a table.
 
         The argument `loop` is the event loop of async handlers, which runs in another thread.
         """
@@ -173,7 +173,8 @@ class Handler:
     def arguments(self, delivery: InnerDelivery, shown: DeliveryData) -> tuple[Any, ...]:
         """Return the arguments with which to call the handler's function.
 
-        The argument `shown` is the delivery object that the function may get.
+        The argument `shown` is the delivery object for the function, if it has a parameter for the
+        delivery.
 
         Raises:
             DecodeError: The body does not have the annotated type.
@@ -273,7 +274,7 @@ def caller_locals(depth: int) -> Mapping[str, Any]:
     """Return the local variables of the function that defines a handler.
 
     The handler's annotations may use these variables, for example a class defined in the same
-    function. The argument `depth` says how far up the stack that function is: 1 is the direct
+    function. The argument `depth` is the distance to this function on the stack: 1 is the direct
     caller.
     """
     frame = sys._getframe(depth)
@@ -283,14 +284,14 @@ def caller_locals(depth: int) -> Mapping[str, Any]:
 class TopicHandlers:
     """The handlers of one topic: one for each message type, and a default handler.
 
-    The object is immutable: adding a handler makes a new object.
+    The object is immutable: adding a handler creates a new object.
 
     Attributes:
         context: The topic.
         default: Handler of all messages that have no handler in `by_type`, or None.
         by_type: Handlers by message type.
         lease_ms: Lease in ms, the same for all handlers of the topic.
-        has_claims: Whether at least one handler claims a business key for each of its messages.
+        has_claims: Whether at least one handler claims business keys.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:

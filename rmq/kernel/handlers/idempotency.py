@@ -1,15 +1,12 @@
-"""Run a handler once for each business key, by a claim in Redis.
+"""Run a handler once for each business key, with a claim in Redis.
 
 A business key identifies work that must be done once. A claim is a key in Redis that says which
-delivery does, or did, this work.
-
-A claim is CONSUMING while its owner works. It lasts as long as the owner's lease, and is renewed
-together with the lease. When the work is done, the claim is CONSUMED and is kept for the time in
-`ttl`.
-
-Another message with the same key is acked and not handled if the claim is CONSUMED. If the claim is
-CONSUMING, the other message is released for a while, without using up a retry. It is not acked,
-because the owner may still fail. After a failed run, only the owner removes its claim.
+delivery is doing, or has done, this work. While its owner works, a claim is CONSUMING. It lasts as
+long as the owner's lease, and is renewed together with the lease. When the work is done, the claim
+is CONSUMED and is kept for the time in `ttl`. If the claim is CONSUMED, another message with the
+same key is acked and not handled. If the claim is CONSUMING, the other message is released for a
+short time, without the loss of a retry. It is not acked, because the owner may still fail. After a
+failed run, only the owner removes its claim.
 
 Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
 an owner and is renewed.
@@ -55,7 +52,7 @@ class Store(Protocol):
     """
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """Return the middleware that runs around a handler."""
+        """Return the middleware that claims keys for a handler."""
 
 
 class Claims:
@@ -67,8 +64,8 @@ class Claims:
     Guarantee:
         While Redis keeps the claim of a key, handlers for this key do not run at the same time.
         After a successful run, no handler runs for the key again. The work may be done again in
-        three cases: the claim was deleted, Redis lost the claim, or the process was stopped during
-        its work for longer than its lease.
+        three cases: the claim was deleted, Redis lost the claim, or the process paused during its
+        work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -78,7 +75,7 @@ class Claims:
         return f"Claims({self.consumer!r})"
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """Return the middleware that runs around a handler."""
+        """Return the middleware that claims keys for a handler."""
         if check is None:
             return Idempotent(self.consumer, key, ttl_ms)
         return Checked(self.consumer, key, ttl_ms, check)
@@ -90,14 +87,14 @@ class Claims:
 
         This method settles all deliveries that it does not return. If the work of a delivery was
         done before, the delivery is acked. If another delivery works on the same key, the delivery
-        is released for a while. Settle each returned delivery, for example by `with delivery:`. An
-        ack marks the delivery's key as done. Any other way of settling gives the claim up.
+        is released for a short time. Settle each returned delivery, for example with `with
+        delivery:`. An ack marks the delivery's key as done. Any other verb gives up the claim.
 
         Args:
-            deliveries: Deliveries of one consumer, as `receive` returned them. Lost deliveries are
-                left out of the result.
+            deliveries: Deliveries of one consumer, as `receive` returned them. The result omits
+                lost deliveries.
             key: Business key, as in `idempotent`.
-            ttl: How long a key is remembered, as in `idempotent`.
+            ttl: Time for which a key is remembered, as in `idempotent`.
 
         Raises:
             InvalidKey: A delivery has no usable key. No delivery was claimed or settled.
@@ -133,8 +130,8 @@ class Claims:
 
         At the end of the block the message is acked, or released if another delivery has the claim.
         If the block raises an exception, the message is nacked. The method `first` describes the
-        arguments and errors. If the claim was gone before the work was done, the message is acked
-        and ClaimLost is raised.
+        arguments and errors. If the claim no longer exists at the end of the work, the message is
+        acked and ClaimLost is raised.
         """
         return Claiming(self, delivery, key, ttl)
 
@@ -157,7 +154,10 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Attach to each delivery a claim that Redis does not have yet, and return the deliveries."""
+    """Attach a new claim, which Redis does not have yet, to each delivery.
+
+    Return the deliveries.
+    """
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
@@ -271,7 +271,8 @@ class Idempotent(Middleware):
 
         Args:
             delivery: Delivery as the handler gets it.
-            fit: Function that converts the body for the handler and for the key.
+            fit: Function that converts the body to the type that the handler and the key function
+                expect.
         """
         inner = inner_of(delivery)
         try:
@@ -283,9 +284,9 @@ class Idempotent(Middleware):
 
 
 class Checked(Idempotent):
-    """Middleware that claims business keys, and also asks a check function.
+    """Middleware that claims business keys, and also calls a check function.
 
-    The function says whether the work was done before.
+    The check function says whether the work was done before.
     """
 
     accepts_batches = False
@@ -325,17 +326,17 @@ def idempotent(
 
     A worker runs the function only for a delivery that has claimed its key. If the work for the key
     is done, another message with the key is acked. If the work is in progress, the other message is
-    released for a while, without using up a retry. If the run fails, the claim is given up. You can
-    still call the function directly.
+    released for a short time, without the loss of a retry. If the run fails, the claim is given up.
+    You can still call the function directly.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
         key: Business key of a message, 1 to 200 bytes of UTF-8 or an int. Pass "header:NAME" for a
-            header, or a function that gets the handler's body. None uses the message's id without
-            its slot, and for a message from an outbox this is `rmq.outbox.stub_id`. If the message
+            header, or a function that gets the handler's body. With None, the key is the message's
+            id without its slot (for a message from an outbox, `rmq.outbox.stub_id`). If the message
             has a dedup key, the slot and the acceptance number are added.
-        ttl: How long a key is remembered after its work is done, seconds or timedelta, at least
-            the lease.
+        ttl: Time for which a key is remembered after its work is done, seconds or timedelta, at
+            least the lease.
         check: Function that is called with the delivery after the key was claimed. It returns True
             if the work must be done, and False if the work was done before. An exception counts as
             a failure of the handler.

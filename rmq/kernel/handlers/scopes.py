@@ -1,8 +1,8 @@
-"""Make the values of a handler's dependencies before each run, and clean up after it.
+"""Create the values of a handler's dependencies before each run, and clean up after the run.
 
 If the run fails, its error is raised at the `yield` of each dependency. A dependency cannot hide
 this error, because the error decides how the message is settled. If the clean-up raises another
-error, the other error replaces the error of the run.
+error, this error replaces the error of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_node(
     values: Values,
     delivery: DeliveryData | None = None,
 ) -> None:
-    """Make the value of a dependency that is not async, and register its clean-up."""
+    """Create the value of a dependency that is not async, and register its clean-up."""
     value = node.make(**_arguments(node, values, delivery))
     if node.is_manager:
         manager: AbstractContextManager[Any] = value
@@ -51,7 +51,7 @@ def open_node(
 async def open_node_async(
     stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
 ) -> None:
-    """Make the value of any dependency in an event loop, and register its clean-up."""
+    """Create the value of any dependency in an event loop, and register its clean-up."""
     if not node.is_async:  # a test has replaced an async function with a plain function
         open_node(stack, node, values, delivery)
         return
@@ -70,7 +70,7 @@ async def open_node_async(
 
 
 class RunScope:
-    """Calls a handler with the values of its dependencies, which are made for each run.
+    """Calls a handler with the values of its dependencies, which are created for each run.
 
     Args:
         dependencies: Dependencies of the handler.

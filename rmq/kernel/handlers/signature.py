@@ -161,7 +161,10 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types. If `lenient` is True, skip unreadable annotations."""
+        """Return the annotations as types.
+
+        With `lenient`, skip annotations that cannot be evaluated.
+        """
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:

@@ -1,1 +1,1 @@
-"""Send messages: turn them into calls of scripts, and replies into results."""
+"""Send messages: convert messages to calls of scripts, and replies to results."""

@@ -48,8 +48,8 @@ class SendBatch:
     def set_apart(self, worth: int) -> None:
         """Move large bodies out of records if this saves enough time.
 
-        A reference replaces each body in its record. If the bodies together have fewer than `worth`
-        bytes, they stay in the records.
+        A reference replaces each large body in its record. If the large bodies together have fewer
+        than `worth` bytes, they stay in the records.
         """
         if sum(map(len, self.large.values())) < worth:
             self.large.clear()
@@ -80,10 +80,9 @@ def make_batches(
 ) -> None:
     """Check and encode all messages and make their ids. Append batches to `batches`.
 
-    The argument `batch_max` is the largest number of messages in a batch. If `kept` is True, the
-    caller may repeat the send with the new ids. If `staged` is True, the messages go to a stage. In
-    a stage, large bodies stay in their records, and each message with a merge key has its own
-    batch.
+    `batch_max` is the maximum number of messages in a batch. With `kept`, the caller may repeat the
+    send with the new ids. With `staged`, the messages go to a stage, where large bodies stay in
+    their records, and each message with a merge key has its own batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
@@ -114,9 +113,8 @@ def _batch_alike(
 ) -> bool:
     """Make batches quickly if all messages have the same priority and no other option.
 
-    Return False, and make no batches, if the messages have other options.
-
-    Each pass does one step for the whole batch, which is faster than `_batch_each`.
+    If the messages have other options, return False and make no batches. The function is faster
+    than `_batch_each`, because each step handles the whole batch.
     """
     settings = context.settings
     if settings.expires_ms or context.keep_s or context.hooks.producer_sequence is not None:

@@ -1,4 +1,4 @@
-"""Check and encode a message before it has an id, for all kinds of sends."""
+"""Check and encode messages that have no id yet, for all kinds of sends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # values: text of a p
 class EncodedMessage:
     """A message that was checked and encoded with certain settings.
 
-    Its record lacks the headers.
+    Its record has no headers yet.
     """
 
     settings: Settings
@@ -58,7 +58,7 @@ class EncodedMessage:
 
     @classmethod
     def plain(cls, settings: Settings, head: bytes, body: bytes, headers: bytes) -> EncodedMessage:
-        """Make the object from the results of `encode_plain` and `encode_type`."""
+        """Create the object from the results of `encode_plain` and `encode_type`."""
         message = cls()
         message.settings, message.head, message.body = settings, head, body
         message.headers, message.is_plain = headers, not headers
@@ -157,8 +157,8 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
 def is_plain(out: Outgoing, typed: bool = False) -> bool:
     """Return whether a message has a body and no option except a priority, as most messages do.
 
-    With `typed`, it may have a type. If the topic object has the option `results`, no message is
-    plain.
+    With `typed`, the message may also have a type. If the topic object has the option `results`, no
+    message is plain.
     """
     return (
         out.delay is None
@@ -288,7 +288,7 @@ def _marks(out: Outgoing) -> dict[str, str]:
 def _check_due(out: Outgoing, allow_past: bool) -> int:
     """Check a message's due time or delay. Return the due time in epoch ms, or the delay in ms.
 
-    The result is 0 if the message is due at once.
+    The result is 0 if the message is due immediately.
     """
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")

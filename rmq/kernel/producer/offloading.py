@@ -32,7 +32,7 @@ def send(
 
     The argument `store` is the function that sends the messages. All messages are checked before
     the first object is written. If Redis refuses a message, its object is removed. If the outcome
-    of a send is unknown, its objects stay until unused objects are removed.
+    of a send is unknown, its objects stay until `sweep_offloaded` removes unused objects.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -80,8 +80,8 @@ def _unused(
 ) -> Flow[list[Reference]]:
     """Return references to objects that no message needs, because the send was a duplicate.
 
-    A duplicate may be a repeat of this send after a lost reply. If its message is already settled,
-    the object is removed a second time, which is harmless.
+    A duplicate may be a repeat of this send after a lost reply. If the first message is already
+    settled, the object is removed twice, which is harmless.
     """
     unused = []
     for at, (reference, _) in objects.items():

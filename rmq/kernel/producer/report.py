@@ -1,6 +1,6 @@
 """Report to Redis which audit numbers a producer has given to accepted messages.
 
-An audit compares these numbers with stored and settled messages, to find lost ones.
+An audit compares these numbers with stored and settled messages, to find lost messages.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
 
     Args:
         id: Id of the merged message.
-        members: Names in Redis (members) of the messages into which a call merged messages, joined.
+        members: Joined names in Redis (members) of the messages into which a call merged messages.
         at: Index of the message's name in `members`.
     """
     member = members[at * MEMBER : (at + 1) * MEMBER]
@@ -29,9 +29,10 @@ def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
 
 
 class CallResults(Sequence[SendResult]):
-    """The results of the messages of one call, each made when it is accessed.
+    """The results of the messages of one call.
 
-    The sequence compares and prints like a list of results.
+    Each result is created when it is accessed. The sequence compares and prints like a list of
+    results.
     """
 
     __slots__ = ("_durable", "_ids", "_mixed", "_reply", "_slot")

@@ -64,8 +64,8 @@ def send(
 ) -> Command[SendReply]:
     """Store messages in one slot.
 
-    The argument `parts` has the first four bytes and the rest of each record, in the order of the
-    ids. The argument `bodies` has the large bodies, by the position of their record.
+    `parts` has the first four bytes and the rest of each record, in the order of the ids. `bodies`
+    has the large bodies, by the position of their record.
     """
     members = (b"", *members_of(ids))
 
@@ -91,8 +91,8 @@ def send_one(
 ) -> Command[SendReply]:
     """Store one message that has no options except a priority and a type.
 
-    The argument `headers` is the part of the record between head and body. The argument `apart` is
-    a size in bytes. A body of this size or more is stored outside of its record.
+    `headers` is the part of the record between head and body. A body of `apart` or more bytes is
+    stored outside of its record.
     """
     whole = (head, member, headers + body if headers else body)
     if len(body) < apart:
@@ -155,8 +155,8 @@ def _send(
     """Return the call of the script `send`.
 
     The argument `write` is the command that stores large bodies outside of the records. Some
-    servers cannot run this command and the script in one transaction. For them, the function
-    `in_records` returns the messages with large bodies in their records.
+    servers cannot run this command and the script in one transaction. For these servers, the
+    function `in_records` returns the messages with large bodies in their records.
     """
     before = [
         clock.now_us, session.call, context.channel, b"%d" % keys.index, keys.created,
@@ -198,7 +198,7 @@ def merge(
         parts: Options, envelope and body of each message. The options are the record's first four
             bytes and the text `<mode> <max_wait_ms> <size in bytes of the largest list that it may
             join> `. They are empty if the previous message has the same options.
-        done: Number of messages to leave out, counted from the first message.
+        done: Number of messages to skip, counted from the first message.
     """
     each, options = list(parts), b""
     if done:

@@ -79,7 +79,7 @@ def send(
     A message with no option except a priority and a type takes a shorter and faster code path.
     Redis refuses this call if the topic is full, paused, resized or was created again. Nothing is
     then stored, and the message is sent again as a batch of one. Messages that are sent while other
-    sends are in progress share the next call.
+    sends are in progress are combined into the next call.
     """
     if (
         durability is None
@@ -155,8 +155,8 @@ def send_many(
     `Topic.send` describes the arguments `durability` and `timeout`.
 
     All messages are checked and encoded before the first call. Messages of one slot are stored by
-    one call, either all of them or none. This does not apply to messages with a merge key. All
-    calls share a round trip.
+    one call: all of them or none. Messages with a merge key are an exception. All calls share a
+    round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -174,7 +174,7 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
     """Send messages with the function `store`, and call the hooks (methods) of interceptors.
 
-    If there are such hooks, copies of the messages are sent, because hooks may change them.
+    If there are such hooks, copies of the messages are sent, because hooks may change the messages.
     """
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
@@ -226,7 +226,10 @@ def _shared_sends(context: TopicContext, override: DurabilityOverride | None) ->
 def _send_shared(
     context: TopicContext, override: DurabilityOverride | None, messages: Iterable[Outgoing]
 ) -> Stored:
-    """Send one message. Messages that are sent at the same time share one call of Redis."""
+    """Send one message.
+
+    Messages that are sent at the same time are combined into one call of Redis.
+    """
     (out,) = messages
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -366,11 +369,10 @@ def _send_once(
 
 
 def _next_round(batches: list[SendBatch]) -> tuple[list[SendBatch], list[SendBatch]]:
-    """Split batches into the ones to send now and the ones to send afterwards.
+    """Divide batches into two lists: to send now, and to send afterwards.
 
-    The script `merge` may leave the last messages of a call unprocessed, so that they need another
-    call. A later batch of the same slot must wait for that call, so that the messages keep their
-    order.
+    The script `merge` may not process the last messages of a call, which then need another call. A
+    later batch of the same slot must wait for this call, so that the messages keep their order.
     """
     if len(batches) == 1:
         return batches, []
@@ -401,8 +403,8 @@ def _replies(
     """Make the calls, and wait for the durability of the send.
 
     Returns:
-        Replies or errors, a text that says which copies are missing or '', and the reached
-            durability.
+        Replies or errors; a text that says which copies are missing, or ''; and the reached
+        durability.
     """
     wanted = context.settings.durability if override is None else override.level
     if wanted is None and len(calls) == 1:
@@ -423,9 +425,8 @@ def _call(
 ) -> Flow[None]:
     """Make the calls of one send.
 
-    If the topic is full and its setting `overflow` is "block", refused calls are repeated.
-
-    No call is repeated after the time in `until`, by the monotonic clock.
+    If the topic is full and its setting `overflow` is "block", refused calls are repeated until the
+    monotonic time in `until`.
     """
     pause = 0.01
     while True:

@@ -24,8 +24,8 @@ def as_completed(handles: Iterable[Any], timeout: Duration | None = None) -> Any
 
     Use `for` with handles of a blocking client, and `async for` with handles of an async client.
 
-    Call `handle.wait()` for the result. It then returns at once, or raises ResultNotFound if the
-    message has no result.
+    Call `handle.wait()` for the result. The call then returns immediately, or raises ResultNotFound
+    if the message has no result.
 
     Args:
         handles: Handles of one client, as `topic.result` returns them.

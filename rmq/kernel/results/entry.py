@@ -1,7 +1,7 @@
 """Encode and decode entries, which say how a message has ended, or its progress.
 
 Scripts store the entries. `lua/lib/results/results.lua` describes the bytes. The scripts write the
-outcome, as a letter, and the time. If the message was handled, its consumer adds the details.
+outcome (a letter) and the time. If the message was handled, its consumer adds the details.
 """
 
 from __future__ import annotations
@@ -75,9 +75,8 @@ def encode_progress(fraction: float, text: str, attempt: int, worker: str) -> by
 def decode(entry: bytes) -> Entry | None:
     """Decode an entry that says how a message has ended, or its progress.
 
-    Return None if it is empty, or if its first bytes cannot be read.
-
-    Details that cannot be read are omitted.
+    Return None if the entry is empty, or if its first bytes cannot be decoded. Details that cannot
+    be decoded are omitted.
     """
     letter, details = entry[:1].decode("latin-1"), entry[_HEAD:]
     if len(entry) < _HEAD or letter not in (*OUTCOMES, "r"):

@@ -28,9 +28,7 @@ AGAIN_S = 30.0  # time after which a waiting caller reads everything again, with
 
 
 def check_id(context: TopicContext, id: Id) -> MessageId:
-    """Parse and check the id of a message of this topic.
-
-    The topic's settings need not be known.
+    """Parse the id of a message of this topic, and check it. The topic need not be open.
 
     Raises:
         InvalidValue: The id belongs to a message of another topic.
@@ -42,7 +40,7 @@ def check_id(context: TopicContext, id: Id) -> MessageId:
 
 
 def read(context: TopicContext, ids: Iterable[Id]) -> Flow[list[ResultState]]:
-    """Read the states of messages. Return them in the order of the ids."""
+    """Return the states of messages, in the order of their ids."""
     given = [check_id(context, id) for id in ids]
     yield from opening.ensure_open(context, create=False)
     yield from opening.follow_ids(context, given)
@@ -72,7 +70,7 @@ class Awaited:
         context: Topic of the message.
         id: Message id.
         state: State that was read last, or None.
-        has_kept: Whether a read has ever shown that the message keeps its result.
+        has_kept: Whether any read has shown that the message keeps its result.
     """
 
     context: TopicContext
@@ -88,7 +86,7 @@ class Awaited:
 
     @property
     def name(self) -> Name:
-        """The channel on which the message's end is published, and the message's name there."""
+        """The channel on which the message's end is published, and the message's name on it."""
         channel = results_channel(self.context.prefix, self.context.name, self.id.slot)
         return channel, self.id.member
 
@@ -142,10 +140,9 @@ def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
 def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
     """Read the state of a message.
 
-    Callers that read at the same time share one call of Redis.
-
-    A caller whose shared call takes too long waits for the next shared calls, and makes its own
-    call only after that. Otherwise thousands of callers with a call each would use all connections.
+    Callers that read at the same time share one call of Redis. If a shared call takes too long, its
+    callers wait for the next shared calls, and only then make their own calls. If each of thousands
+    of callers made its own call, they would use all connections.
     """
     reads = signals.reads = signals.reads or Coalescer(_read_all)
     for _ in range(SHARED_TRIES):
@@ -196,7 +193,7 @@ class Waiting:
 
         A message is finished when it has ended, or if its result is not kept.
 
-        The list is empty if the time is over, or if no message is left.
+        The list is empty if the timeout has passed, or if no message remains.
         """
         waiter = self._waiter
         if self._signals is not None and self._read_all_at is None:

@@ -19,7 +19,7 @@ from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 
 class HandleBase:
-    """Base class of handles, each of which identifies a message."""
+    """Base class of handles. A handle identifies a message whose result can be read."""
 
     def __init__(self, context: TopicContext, id: MessageId) -> None:
         self._context = context
@@ -65,17 +65,17 @@ class AsyncResultHandle(AwaitableHandle):
         """Wait until the message has ended, and return how it has ended.
 
         All waiting callers of a client share one connection for Pub/Sub. If the Redis user may not
-        use the channel, a caller reads the result once a second instead.
+        use the channel, a caller reads the result once a second.
 
         Args:
-            timeout: Longest wait, seconds or timedelta, or None for no limit. You may wait for a
-                message that does not exist yet, for example for a follow-up before its ack.
+            timeout: Maximum wait, seconds or timedelta, or None for no limit. You may wait for a
+                message that does not exist yet, for example for a follow-up that an ack will store.
 
         Raises:
-            NotFinished: The message has not ended in time. It is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or its result is no longer kept. This is
-                raised at once. It is also raised if the id is still unknown after the time limit.
-                The attribute `reason` says which case it is.
+            NotFinished: The message has not ended in time. The error is also a TimeoutError.
+            ResultNotFound: The message keeps no result, or its result is no longer kept; raised
+                immediately. Or the id is still unknown when the timeout has passed. The attribute
+                `reason` names the case.
             Unavailable: Redis cannot be reached.
         """
         return await self._transport.run(flows.wait(self._awaited, timeout))

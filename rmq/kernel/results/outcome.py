@@ -89,9 +89,10 @@ class ResultState(NamedTuple):
         id: Message id.
         place: "waiting", "in_flight", "dead" (a dead letter, even if it is in the trash), or "gone"
             (the message has ended, or never existed).
-        keeps: Whether the message keeps its result. False if the message is gone without a result.
-        progress: Last progress that a handler has reported, or None. It is also None after the end
-            of the message.
+        keeps: Whether the message keeps its result. False if the message is gone and no result is
+            kept.
+        progress: Last progress that a handler has reported, or None. After the end of the message,
+            always None.
         outcome: How the message has ended, or None if it has not ended or no result is kept.
     """
 
@@ -103,7 +104,7 @@ class ResultState(NamedTuple):
 
 
 def state_of(id: MessageId, reply: ResultReply) -> ResultState:
-    """Make the state of a message from the reply of the script `result`."""
+    """Convert the reply of the script `result` to the state of a message."""
     entry = entries.decode(reply.entry)
     progress = outcome = None
     if entry is not None and entry.outcome == entries.RUNNING:

@@ -24,7 +24,7 @@ class ResultReply(NamedTuple):
         keeps: Whether the message's record says that the result is kept. False if the record is
             gone.
         entry: Encoded result, or encoded progress of a message that waits or is in flight. Empty if
-            there is neither. `entry.decode` decodes it.
+            there is no result and no progress. `entry.decode` decodes it.
         until_ms: Time until which the result is kept, epoch ms, or 0 if there is no result.
     """
 
@@ -37,7 +37,7 @@ class ResultReply(NamedTuple):
 class ProgressReply(IntEnum):
     """The reply to the script `progress`.
 
-    The progress was stored only if the reply is STORED.
+    If the reply is not STORED, the progress was not stored.
     """
 
     LOST = 0  # the lease has expired, or the delivery is settled
@@ -50,7 +50,7 @@ def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
     """Read the results of up to RESULT_MAX messages of one slot.
 
     The reply is limited to about 1 MiB, so it may have fewer items than `ids`, but at least one.
-    Call this again for the remaining ids.
+    Call the function again for the remaining ids.
     """
 
     def parse(reply: list[Any]) -> list[ResultReply]:
@@ -110,8 +110,8 @@ def step(
 ) -> Command[StepReply]:  # fmt: skip
     """Store a step or the cursor of a message.
 
-    The argument `item` has its state, its name and its data. If the state is empty, the call only
-    reads.
+    `item` has the state, the name and the data of the step or cursor. If the state is empty, the
+    call only reads.
     """
     return Command(
         script_loader.load("step"),

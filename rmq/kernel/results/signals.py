@@ -1,10 +1,10 @@
 """Wake callers that wait for results, with one subscription for each client.
 
-Each slot has a Pub/Sub channel. When messages end, scripts publish a signal there, which has the
-messages' names. A caller registers the messages that it waits for. It reads the state of a message
-when a signal names the message. It also reads the state after each new subscription to the channel,
-because earlier signals were not received. A background task reads the subscription while callers
-wait.
+Each slot has a Pub/Sub channel. When messages end, scripts publish a signal with the messages'
+names on this channel. A caller registers the messages that it waits for, and reads the state of a
+message when a signal names it. It also reads the state after each new subscription to the channel,
+because earlier signals were not received. While callers wait, a background task reads the
+subscription.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Waiter(Parked):
 
 
 class ResultSubscription(Subscription):
-    """A subscription for signals about the messages that callers wait for."""
+    """A subscription to signals about the messages that callers wait for."""
 
     __slots__ = ("_sent", "_signals")
 
@@ -116,15 +116,15 @@ class ResultSignals:
         self._is_closed = False
 
     def channels(self) -> list[bytes]:
-        """Return the channels of the slots with messages that callers wait for."""
+        """Return the channels of the slots that have messages for which callers wait."""
         with self._lock:
             return list(self._waiters)
 
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
         """Register the messages for which a caller waits.
 
-        The caller must read the states of all of them once. From then on, it is woken when it must
-        read the state of a message again.
+        The caller must first read the states of all these messages. After that, it is woken when it
+        must read the state of a message again.
         """
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class ResultSignals:
             subscription.wake()
 
     def remove(self, waiter: Waiter, names: Iterable[Name]) -> None:
-        """Forget that a caller waits for these messages."""
+        """Record that a caller no longer waits for these messages."""
         with self._lock:
             for channel, member in names:
                 of_channel = self._waiters.get(channel, {})
@@ -153,9 +153,9 @@ class ResultSignals:
                     del self._waiters[channel]
 
     def note(self, channel: bytes, members: bytes) -> None:
-        """Tell callers to read the states of messages of a channel again.
+        """Tell callers to read the states of messages on a channel again.
 
-        The argument `members` has the names of the messages, joined to one string.
+        `members` has the joined names of the messages.
         """
         with self._lock:
             of_channel = self._waiters.get(channel)
@@ -166,9 +166,9 @@ class ResultSignals:
                         waiter.note([(channel, member)])
 
     def note_all(self, channels: Iterable[bytes] | None = None) -> None:
-        """Tell callers to read the states of all their messages of some channels again.
+        """Tell callers to read the states of all their messages on some channels again.
 
-        The value None means all channels.
+        With None, this applies to all channels.
         """
         with self._lock:
             for channel in list(self._waiters) if channels is None else channels:
@@ -180,7 +180,7 @@ class ResultSignals:
                     waiter.note(names)
 
     def _read(self, subscription: ResultSubscription) -> Flow[None]:
-        """Read signals until no caller has waited for IDLE_S seconds."""
+        """Read signals, until there was no waiting caller for IDLE_S seconds."""
         idle_at = time.monotonic() + IDLE_S
         try:
             while not self._is_closed:
@@ -203,7 +203,7 @@ class ResultSignals:
     def _end(self, subscription: ResultSubscription, forced: bool = False) -> bool:
         """Record that a background task stops reading signals.
 
-        Return False, and record nothing, if callers wait again.
+        If callers wait again, return False and record nothing.
         """
         with self._lock:
             if self._waiters and not forced:

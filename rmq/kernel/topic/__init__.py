@@ -1,1 +1,1 @@
-"""Read and keep the data of a topic that all calls use: settings, slots, counts and messages."""
+"""Read and store the data of a topic that all calls use: settings, slots, counts and messages."""

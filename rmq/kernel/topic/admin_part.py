@@ -1,6 +1,6 @@
 """Provide base classes for the parts of `Admin`.
 
-They run flows, which are generators that yield commands for Redis.
+The base classes run flows, which are generators that yield commands for Redis.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Add a line to the audit trail, and read the newest lines.
 
-The audit trail lists who did what, and when.
+Each line says who did what, and when.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) ->
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
     """Return lines of the audit trail, the newest first.
 
-    The argument `limit` is the largest number of lines. Lines after the time in `until` are left
-    out.
+    `limit` is the maximum number of lines. Lines after the time in `until` are omitted.
     """
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
     newest = "+inf" if until is None else check_epoch_ms(until, "until")

@@ -61,9 +61,8 @@ def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) ->
 def change_layout(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
     """Change fields of the topic's hash, unless another client has changed the hash.
 
-    Return whether the fields were changed.
-
-    In both cases, this client then uses the fields that are in Redis.
+    Return whether the fields were changed. In any case, this client then uses the fields that are
+    in Redis.
     """
     reply = yield scripts.topic_resize(context, context.revision, fields)
     if reply.state < 0:

@@ -1,4 +1,4 @@
-"""Keep what one client knows about a topic: its name, keys, settings and slots."""
+"""Store the data that one client has about a topic: its name, keys, settings and slots."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FOLLOW_S = 30.0  # largest age of a client's copy of the settings
 
 
 class TopicContext:
-    """What one client knows about a topic.
+    """The data that one client has about a topic.
 
-    The settings are unknown until they are read from Redis, which is called opening the topic.
+    The settings are unknown until the topic is opened, which means that they are read from Redis.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class TopicContext:
 
     @property
     def is_open(self) -> bool:
-        """Whether the settings have been read, and need not be read again."""
+        """Whether the settings have been read and need not be read again."""
         return self._is_open
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error for an access to settings that have not been read yet.
+            """Raise an error if settings are accessed that have not been read yet.
 
-            Python calls this method only for names that are missing.
+            Python calls this method only for missing attributes.
             """
             if name == "settings":
                 raise ConfigurationError(
@@ -131,10 +131,10 @@ class TopicContext:
         return time.monotonic() >= self.fresh_until
 
     def forget(self) -> None:
-        """Let the next command read the topic's settings again.
+        """Make the next command read the topic's settings again.
 
-        Other threads and tasks use the old settings until then. This is safe, because scripts
-        refuse a call for an earlier topic of the same name.
+        Until then, other threads and tasks use the old settings. This is safe, because scripts
+        refuse calls for an earlier topic with the same name.
         """
         self._is_open = self.is_ready = False
         self.current_until = 0.0

@@ -9,7 +9,7 @@
 
 The parser is written by hand, and a filter is never evaluated as code. A filter has at most 2000
 characters, 50 conditions and 20 nested brackets. `matches` takes a glob pattern. For every pattern,
-the time of a match grows only with the length of the text.
+the time of a match grows linearly with the length of the text.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def parse(text: str) -> DeadLetterFilter:
 
     Raises:
         InvalidFilter: The text is not a valid filter. The error message shows the position of the
-            mistake, and the text that is expected there.
+            mistake, and the expected text.
         InvalidType: The filter is not a str.
     """
     if not isinstance(text, str):
@@ -108,7 +108,7 @@ def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
 
 
 def given(value: DeadLetterFilter | str | None) -> DeadLetterFilter | None:
-    """Convert the text of a filter to a filter. Return a filter or None unchanged."""
+    """Parse a filter if it is given as text. Return a filter object or None unchanged."""
     return value if value is None or isinstance(value, DeadLetterFilter) else parse(value)
 
 
@@ -232,7 +232,7 @@ class _Parser:
         self.expected(f"a closing {quote} for this one")
 
     def checked(self, where: Field, operator: str, operand: Operand, start: int) -> Operand:
-        """Convert the operand to the type of the field."""
+        """Convert the operand of a condition to the type of the condition's field."""
         value = operand.value
         if operator in SEARCH:
             return operand if operand.quoted else Operand(operand.written, False, operand.written)
@@ -285,7 +285,7 @@ class _Parser:
         self.at = match.end() if match else self.at
 
     def expected(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise an error that shows what was expected, and the position with a caret."""
+        """Raise an error that shows the expected text, and marks the position with a caret (^)."""
         at = min(self.at if at is None else at, len(self.text))
         first = max(0, at - SHOWN // 2)
         shown = self.text[first : first + SHOWN]

@@ -26,7 +26,7 @@ _MISSING = object()  # the message has no such field
 
 
 class Letter:
-    """A dead letter as filters see it. Only the parts that conditions read are decoded.
+    """A dead letter for filters. Only the parts that conditions read are decoded.
 
     This class has the same attributes as a `Message` from `reading.messages_of`.
     """

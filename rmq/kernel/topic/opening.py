@@ -4,8 +4,8 @@ The settings of an open topic are read again after 30 s (`FOLLOW_S` of `context`
 programs follow `Admin.topic_set`.
 
 This module also warns if Redis may evict keys, because an eviction removes messages without an
-error. The policy is read when a topic is created and when a worker starts. `INFO` has the policy,
-so users need no right to `CONFIG`. Users without a right to `INFO` get no warning.
+error. The eviction policy is read when a topic is created and when a worker starts. It is read from
+`INFO`, so users need no right to `CONFIG`. Users without a right to `INFO` get no warning.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[bool]:
     """Open the topic. Return whether this call created the topic.
 
-    The argument `fails_fast` says whether reads fail at once if a master node cannot be reached.
+    With `fails_fast`, reads fail immediately if a master node cannot be reached.
 
     The first client that writes the topic's hash chooses the settings. This client then creates the
     slots, each with the topic's creation time. If the client dies before the last slot, the next
@@ -195,7 +195,7 @@ def not_found(context: TopicContext) -> TopicNotFound:
 
 
 def _refuse_lookalike(context: TopicContext) -> Flow[None]:
-    """Raise an error for a new topic `orders_1` if the topic `orders` exists, or the reverse.
+    """Raise an error for a new topic `orders_1` if the topic `orders` exists, or vice versa.
 
     `orders_1` is also the name of a slot of `orders`. A Redis user with rights to `orders` would
     have rights to both topics (docs/decisions/0057-names-that-look-like-slots.md).
@@ -245,8 +245,8 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
 def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
     """Write the topic's new settings to its slots, and use the settings afterwards.
 
-    Other threads use the old settings until all slots have the new settings. So every slot refuses
-    messages for the old number of slots before a message is sent with the new number.
+    Other threads use the old settings until all slots have the new settings. So no message is sent
+    with the new number of slots while a slot still accepts messages with the old number.
     """
     prepared = copy(context)
     adopt(prepared, reply, kept)
@@ -259,7 +259,7 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """Use the settings of a topic that a script has returned, from now on.
+    """From now on, use the settings of a topic that a script has returned.
 
     The argument `is_ready` says whether every slot has these settings.
     """
@@ -267,12 +267,14 @@ def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bo
 
 
 def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
-    """Write the settings of the context to every slot. Return whether every slot has them now.
+    """Write the settings of the context to every slot.
+
+    Return whether every slot has these settings now.
 
     Args:
         context: The topic.
         spare_away: Whether to skip slots whose master node cannot be reached, if all other slots
-            already had these settings. The skipped slots then usually have them as well, unless a
+            already had these settings. The skipped slots then have the settings as well, unless a
             client died while it wrote the settings.
 
     Raises:
@@ -303,10 +305,10 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
 
 
 def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:
-    """Find out whether a call was refused because the topic was resized, deleted or created again.
+    """Check whether a call was refused because the topic was resized, deleted or created again.
 
     The error of one slot does not show whether the whole topic is gone. So this function reads the
-    topic again and sets `error.recreated`. If the topic was created again, the next call opens the
+    topic again, and sets `error.recreated`. If the topic was created again, the next call opens the
     new topic.
 
     Returns:
@@ -346,7 +348,7 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 
     Args:
         context: The topic.
-        error: Error of the refused call, which is raised if the topic was not resized.
+        error: Error of the refused call. It is raised if the topic was not resized.
         times: Number of resizes during the call so far.
 
     Returns:
@@ -390,7 +392,7 @@ def _revision(reply: TopicReply) -> int:
 def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[None]:
     """Open the topic if necessary. If its settings are old, read them again.
 
-    The argument `fails_fast` says whether reads fail at once if a master node cannot be reached.
+    With `fails_fast`, reads fail immediately if a master node cannot be reached.
     """
     try:
         yield from _ensure_open(context, create, fails_fast)
@@ -455,7 +457,7 @@ def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    They are not compared with the settings that the client named, because a change of the topic
+    The settings are not compared with the settings in the program, because a change of the topic
     must not stop a running program.
 
     Raises:

@@ -76,8 +76,8 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
     Args:
         prefix: Prefix of all keys.
         names: Names of the topics.
-        partly: Whether a missing master node is recorded as the `error` of its topics. If False, it
-            is raised.
+        partly: Whether a missing master node is recorded as the `error` of its topics. If False,
+            the error is raised.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -104,7 +104,10 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
 
 
 def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
-    """Store the settings of a topic for later calls. Return an error if they cannot be used."""
+    """Store the settings of a topic for later calls.
+
+    If the settings cannot be used, return an error.
+    """
     if reply.state < 0:
         return opening.not_found(context)
     if "deleting" in reply.kept:
@@ -135,10 +138,7 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names in the list of topics, sorted.
-
-    Invalid names are left out.
-    """
+    """Return the names in the list of topics, sorted. Invalid names are omitted."""
     members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
     names = (member.decode(errors="replace") for member in members)
     return sorted(name for name in names if NAME.fullmatch(name))

@@ -179,7 +179,7 @@ class QueueBlock(NamedTuple):
         )  # fmt: skip
 
     def part(self, start: int, stop: int) -> QueueBlock:
-        """Return the messages from position `start` up to, but without, position `stop`."""
+        """Return the messages from position `start` to `stop`, without the message at `stop`."""
         return self._replace(
             ids=self.ids[start * ID_BYTES : stop * ID_BYTES],
             scores=self.scores[start:stop],
@@ -207,7 +207,7 @@ class QueueBlock(NamedTuple):
         return [failure.attempts(entry) for entry in self.failures]
 
     def deliveries(self) -> list[int]:
-        """Return how often each message was delivered."""
+        """Return how many times each message was delivered."""
         if self.queue == "prepare":
             return [max(1, self.max_retries - int(score % 1000) + 1) for score in self.scores]
         if not any(self.failures):
@@ -248,7 +248,7 @@ class QueueBlock(NamedTuple):
 class SpanReader:
     """Reads a part of a queue page by page.
 
-    After an error, you may call `read` again. It continues after the last page.
+    After an error, you may call `read` again: it continues after the last page.
 
     Args:
         keys: Keys of the slot.

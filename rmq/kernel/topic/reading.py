@@ -53,7 +53,7 @@ def messages_of(
     If a part of a message cannot be read, its attribute `unreadable` says so.
 
     If `raw` is True, the bodies are not decoded: each message has its stored record instead. The
-    decompressed bodies of all messages together may be as large as the limit for one body.
+    total size of the decompressed bodies is limited to the limit for one body.
     """
     shared = SharedLimit()
     return [_message_of(member, max_retries, None if raw else shared) for member in members]
@@ -133,7 +133,7 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
 
 
 def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
-    """Read the body of a message from the object store, if this process can."""
+    """Read the body of a message from the object store, if this process has access."""
     with suppress(DecodeError):
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
@@ -166,7 +166,7 @@ def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[
 class CallSize:
     """Chooses how many messages the next call reads: few at first, then about 256 KiB.
 
-    The size is limited because Redis serves no other client during a call.
+    The size of a reply is limited, because Redis serves no other client during a call.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -195,10 +195,8 @@ def next_page(
 ) -> Flow[MemberPage]:
     """Read a page of a queue between two scores.
 
-    The first `skip` messages with the first score are left out.
-
-    The next page begins at the last score of this page, so Redis need not step over all earlier
-    messages. Few messages have the same score.
+    The first `skip` messages with the first score are omitted. The next page begins at the last
+    score of this page. Few messages have the same score, so Redis has to skip only a few messages.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
@@ -227,7 +225,7 @@ def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flo
     """Read the large bodies of records of one slot, and return the complete records.
 
     If a body is gone, its record is returned unchanged, and cannot be decoded. A body is gone if
-    the message was settled in the meantime, or if another program removed it.
+    its message was settled in the meantime, or if another program removed the body.
     """
     whole, left = list(records), record.positions(records)
     while left:

@@ -22,10 +22,15 @@ def stored(
 ) -> Flow[list[list[Figures]]]:
     """Return the stored samples of each topic since a time.
 
+<<<<<<< HEAD
     They come from the given rings, each of which has samples of one resolution. A round trip reads
     all topics.
 
     The samples are not sorted. The same sample may occur twice.
+=======
+    Only the given rings are read; each ring has samples of one resolution. The samples are not
+    sorted, and a sample may occur twice.
+>>>>>>> 4d0298c8 (kernel: rewrite docstrings of follow-ups, handlers, sends and topics)
     """
     found: list[list[Figures]] = [[] for _ in contexts]
     for ring in rings:
@@ -49,12 +54,18 @@ def stored(
 
 
 def before(
+<<<<<<< HEAD
     contexts: Sequence[TopicContext], now_ms: int, *windows_ms: int
 ) -> Flow[list[tuple[Figures | None, ...]]]:
     """Return the sample of some time ago of each topic, for each of the given times.
+=======
+    context: TopicContext, now_ms: int, *windows_ms: int
+) -> Flow[tuple[Figures | None, ...]]:
+    """Return a topic's sample for each of the given ages.
+>>>>>>> 4d0298c8 (kernel: rewrite docstrings of follow-ups, handlers, sends and topics)
 
-    The result for an age is the newest sample that is at least as old. If all samples are younger,
-    it is the oldest sample.
+    The result for an age is the newest sample that is at least that old. If all samples are
+    younger, the result is the oldest sample.
 
     Args:
         contexts: The topics, whose settings must have been read.

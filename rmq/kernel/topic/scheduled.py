@@ -1,10 +1,9 @@
 """Keep the list of topics that have schedules, so that a scheduler reads no other topics.
 
 An entry has the name of a topic, its creation time, and a generation. The generation counts how
-often the number of the topic's schedules has become 0. A schedule is stored in two steps: first the
-entry is added to the list, then the schedule is stored if the generation has not changed. So each
-topic with schedules is in the list, and an entry of an earlier generation can be removed at any
-time.
+many times the topic's last schedule was deleted. A schedule is stored in two steps. First the entry
+is added to the list. Then the schedule is stored, unless the generation has changed. So each topic
+with schedules is in the list, and entries of earlier generations can be removed at any time.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ def add(context: TopicContext, generation: bytes) -> Flow[None]:
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return the topics that have schedules, from their list.
-
-    Invalid entries are left out.
-    """
+    """Return the topics in the list of topics with schedules. Invalid entries are omitted."""
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
     entries = [_ENTRY.fullmatch(member) for member in members]
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]

@@ -79,11 +79,11 @@ class LocateReply(NamedTuple):
 
 
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
-    """Count the messages of a slot that have a due time, by how soon they are due.
+    """Count the messages of a slot that have a due time, by due time.
 
-    The steps are ascending times from now, in ms. A message is counted at the first step by which
-    it is due. The result has a count for each step, and a last count for all messages that are due
-    later.
+    The steps are ascending times from now, in ms. Each message is counted once, at the first step
+    that is not before its due time. The result has a count for each step, and a last count for all
+    later messages.
     """
     return Command(
         script_loader.load("due_counts"),
@@ -131,10 +131,7 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
 
 
 def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
-    """Find out in which queue each of up to 1000 messages of a slot is.
-
-    Also count the messages of the slot.
-    """
+    """Find the queues of up to 1000 messages of a slot. Also count the messages of the slot."""
     return Command(
         script_loader.load("locate"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
@@ -215,7 +212,7 @@ def cancel(
         session: Replay session of the call.
         ids: Ids of the messages, 1 to 200.
         running: Whether to request the cancellation of messages that are in flight.
-        receipt: Score of a receipt: only this delivery is cancelled. Default: any delivery.
+        receipt: Score of a receipt. If set, only the delivery with this receipt is cancelled.
 
     Returns:
         A one-letter code for each id, as lua/cancel.lua describes.
@@ -342,7 +339,7 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
 def topic_resize(
     context: TopicContext, revision: int, values: Mapping[str, str]
 ) -> Command[TopicReply]:
-    """Change fields about the slots of a topic, unless its settings have changed meanwhile.
+    """Change fields about the slots of a topic, unless its settings have changed in the meantime.
 
     An empty value removes a field. The `state` in the reply has the same meaning as in the reply of
     the script `topic_set`.
@@ -358,7 +355,7 @@ def topic_resize(
 def slot(
     context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
-    """Write the settings of a topic to a slot, unless the slot already has this version of them."""
+    """Write the settings of a topic to a slot, unless the slot already has this version."""
     return Command(
         script_loader.load("slot"),
         (

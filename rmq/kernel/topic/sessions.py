@@ -81,7 +81,7 @@ class ReplaySessions:
         return session
 
     def give(self, *sessions: ReplaySession) -> None:
-        """Make sessions available for other commands, after the replies to their own commands."""
+        """Make sessions available for other commands, after their replies have arrived."""
         for session in sessions:
             if session.name.startswith(self._stem, 1):
                 self._free.append(session)

@@ -63,8 +63,9 @@ class DueCount(NamedTuple):
     """The number of timed messages that are due within a period.
 
     Attributes:
-        within_s: End of the period, in seconds from now. 0 means messages that are due now. None
-            means that the period has no end. The period begins at the end of the previous period.
+        within_s: End of the period, in seconds from now. With 0, messages that are due now are
+            counted. With None, the period has no end. Each period begins at the end of the previous
+            period.
         messages: Number of messages.
     """
 
@@ -73,9 +74,9 @@ class DueCount(NamedTuple):
 
 
 def check_steps(steps: Sequence[Duration]) -> list[int]:
-    """Check steps of time, and return them in ms.
+    """Check the steps for `due_counts`, and return them in ms.
 
-    There must be 1 to 60 steps in rising order.
+    There must be 1 to 60 ascending steps.
     """
     given: object = steps
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -116,10 +117,7 @@ def stats(context: TopicContext) -> Flow[dict[str, int]]:
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the messages of a topic that have a due time, by how soon they are due.
-
-    Nothing is changed in Redis.
-    """
+    """Count the messages of a topic that have a due time, by due time. Change nothing in Redis."""
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(

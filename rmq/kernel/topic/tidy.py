@@ -1,7 +1,8 @@
 """Drop dead letters and other data of slots whose configured retention has ended.
 
-Acks, rejections and receives tidy their own slot. Consumers tidy the other slots once a minute.
-Each call that reads the counts or the dead letters of a topic tidies the topic first.
+A command that acks, rejects or receives messages tidies its own slot. Consumers tidy the other
+slots once a minute. Each call that reads the counts or the dead letters of a topic first tidies the
+topic.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROUNDS_MAX = 1000  # rounds per call; the next call continues
 def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
     """Drop old data of all slots of a topic. Return the number of dropped dead letters.
 
-    If `fails_fast` is True, commands fail at once if a master node cannot be reached.
+    With `fails_fast`, commands fail immediately if a master node cannot be reached.
     """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):

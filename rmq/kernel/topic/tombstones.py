@@ -2,8 +2,8 @@
 
 When a script removes such a message, it adds a tombstone in the same step
 (lua/lib/records/large_bodies). A tombstone is an entry that names the object to remove. It is
-removed after the object. So an object is never removed before its message, and if a process dies,
-another process removes the object. Removing an object twice does no harm.
+deleted after the object was removed. So an object is never removed before its message. If a process
+dies, another process removes the object. It is harmless to remove an object twice.
 """
 
 from __future__ import annotations

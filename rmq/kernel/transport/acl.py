@@ -1,12 +1,12 @@
 """Compute the Redis ACL rules that a program of RMQ needs.
 
-A role stands for one kind of program. It lists the scripts and plain commands that the program
+Each role is for one kind of program, and lists the scripts and plain commands that the program
 sends. Redis checks each command inside a script against the rights of the calling user, so a role
 needs every command of its scripts. The rules do not contain a password, and do not enable or
 disable a user.
 
 The rules limit commands, keys and channels, but not the protocol. If the scripts of two roles use
-the same commands, one role can imitate the other (docs/security.md has the details).
+the same commands, each role can do the work of the other (docs/security.md has the details).
 """
 
 from __future__ import annotations
@@ -192,13 +192,13 @@ class AclRules(NamedTuple):
     Attributes:
         roles: Roles of the user.
         keys: Patterns of keys that the user may read and write.
-        read_keys: Patterns of keys that the user may only read. Redis 6.2 does not support them, so
-            they are part of `keys` there.
+        read_keys: Patterns of keys that the user may only read. Redis 6.2 does not support such
+            patterns, so for 6.2 they are part of `keys`.
         channels: Patterns of Pub/Sub channels.
         commands: Commands that the user may call, with `|` before a subcommand.
         server_version: Oldest server that accepts the rules.
         selectors: Patterns of keys with a few permitted commands, such as "~rmq:topics +sadd".
-            Redis 6.2 does not support them, so the patterns are part of `keys` there.
+            Redis 6.2 does not support selectors, so for 6.2 the patterns are part of `keys`.
     """
 
     roles: tuple[Role, ...]
@@ -220,7 +220,7 @@ class AclRules(NamedTuple):
     def file_words(self) -> list[str]:
         """Return the rules as words for a line of an ACL file.
 
-        A user in an ACL file begins without rights, so these words need not remove any.
+        A user in an ACL file begins without rights, so these words need not remove rights.
         """
         return [
             "resetchannels",  # a new user has all channels on Redis 6.2

@@ -3,7 +3,7 @@
 All keys of a call are in one hash slot. The call goes to the master that serves this slot.
 Calls are repeated after these replies:
 
-* MOVED: another node serves the slot. Repeat there.
+* MOVED: another node serves the slot. Repeat the call on that node.
 * ASK: the slot is being moved, and the keys of this call are already on another node. Send ASKING
   and the call to that node, in one write.
 * TRYAGAIN: the slot is being moved, and the keys are on two nodes, or a key does not exist. Pause
@@ -117,7 +117,7 @@ class ClusterCommands:
     def pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> Operations[tuple[list[Any], Any]]:
-        """Execute several commands on their nodes at once, with one round trip for each node.
+        """Execute several commands on their nodes, with one parallel round trip for each node.
 
         Returns:
             A list with the value or RMQError of each command, and the nodes' reply to WAIT or
@@ -181,7 +181,7 @@ class ClusterCommands:
 
         Raises:
             RMQError: A master refused the command, or the retry deadline has passed. If the step
-                allows that masters are left out, the passed deadline is an error only if no master
+                allows missing masters, the error about the deadline is raised only if no master
                 answered.
         """
         name = step.what
@@ -205,7 +205,7 @@ class ClusterCommands:
         return [calls[address].reply for address in step.addresses]
 
     def read_table(self) -> Operations[None]:
-        """Ask the nodes of the cluster which node serves which slot, and store the first answer.
+        """Ask the cluster's nodes which node serves each hash slot, and store the first answer.
 
         Raises:
             redis.RedisError: No node replied.
@@ -239,7 +239,10 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Send calls again until each has ended. Return the nodes' replies to WAIT or WAITAOF."""
+        """Send calls, and repeat them until each has ended.
+
+        Return the nodes' replies to WAIT or WAITAOF.
+        """
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -279,7 +282,10 @@ class ClusterCommands:
             raise translate(failure, name, []) from failure
 
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
-        """End calls that may fail fast and whose node is away. Return whether a call ended."""
+        """End calls that may fail fast if their node cannot be reached.
+
+        Return whether a call ended.
+        """
         failed = False
         for call in calls:
             error = call.error
@@ -355,9 +361,9 @@ class ClusterCommands:
     def _serves(self, node: Node, part: Sequence[RoutedCall]) -> bool:
         """Return whether a node is still the master of the slots of its calls.
 
-        A master may be frozen and replaced by a failover. When the frozen process continues, it
-        still answers the calls that it received before. The cluster does not keep the writes of
-        these calls.
+        A master process may be frozen, and a failover may replace it. When the frozen process
+        continues, it still answers the calls that it received before, but the cluster loses the
+        writes of these calls.
         """
         slots = {call.slot for call in part if call.asked is None and call.slot is not None}
         return all(self._table.node_of(slot) == node for slot in slots)
