@@ -1,8 +1,8 @@
 """The ledger: a table of the work that is done, so that each message takes effect once.
 
-There are two ways to use it. `Ledger` is a store for `@rmq.idempotent`. Use it in place of
-`rmq.Claims` if Redis must not be the only record of the work that is done. `exactly_once` gives
-more: the ledger's row and the handler's own writes commit in one transaction.
+There are two ways to use it. `Ledger` is a store for `@rmq.idempotent`. Use it instead of
+`rmq.Claims` if Redis must not be the only record of finished work. `exactly_once` gives more: the
+ledger's row and the handler's own writes commit in one transaction.
 
     from rmq.ledger import exactly_once, once, once_async
 

@@ -101,7 +101,9 @@ class Encoded:
 
 
 def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
-    """Return how the schema spells each known column. Other columns are ignored.
+    """Return the name of each known column in the spelling of the schema.
+
+    Other columns are ignored.
 
     Args:
         schema: Schema of the rows.
@@ -182,7 +184,7 @@ def _times(array: pa.Array) -> list[Any]:
     """Convert timestamps to epoch ms, rounded up so that no message is due too early.
 
     RMQ accepts epoch ms only in a limited range, so that it can detect numbers in other units. A
-    time outside of this range becomes a datetime, because a datetime has no unit to mistake.
+    time outside of this range becomes a datetime, because a datetime has no unit.
     """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
     return [None if time is None else _time(-(-time // 1000)) for time in us]
@@ -259,7 +261,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class Rows:
-    """Convert record batches to messages, and keep the number of the current row for errors."""
+    """Converts record batches to messages, and stores the number of the current row for errors."""
 
     def __init__(self, columns: dict[str, str], merge: Merge, key_header: str | None) -> None:
         self._columns = columns
@@ -354,7 +356,7 @@ class Rows:
         values["headers"] = headers
 
     def explain(self, error: RMQError, partition: int) -> None:
-        """Rewrite an error about a message so that it names columns instead of message fields."""
+        """Convert an error about a message, so that it names columns instead of message fields."""
         head, colon, rest = str(error).partition(":")
         words = [self._columns.get(word.rstrip(","), word) for word in head.split(" ")]
         error.args = (" ".join(words) + colon + rest, *error.args[1:])

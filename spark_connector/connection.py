@@ -1,4 +1,4 @@
-"""Connect to Redis: make a client from the options, and repeat calls while the server restarts."""
+"""Connect to Redis: create a client from the options, and repeat calls during a restart."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def retry_while_away(call: Callable[[], T], for_s: float) -> T:
 
     Args:
         call: Function to call.
-        for_s: How long to repeat, in seconds. Use minutes, because Spark ends a query if a call of
-            its source raises.
+        for_s: Time for which to repeat, in seconds. Choose several minutes, because Spark ends a
+            query if a call of its source raises an error.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis did not answer in time. The call may raise other errors.

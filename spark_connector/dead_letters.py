@@ -45,13 +45,15 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass
 class Chosen(WriterCommitMessage):
-    """The dead letters in a task's rows, by topic. Each takes 24 bytes."""
+    """The dead letters in a task's rows, by topic. Each dead letter takes 24 bytes."""
 
     letters: dict[str, bytes]
 
 
 def checked(schema: StructType) -> dict[str, str]:
-    """Check the columns. Return how the schema spells each known column. Other columns are ignored.
+    """Check the columns.
+
+    Return the name of each known column in the spelling of the schema. Other columns are ignored.
 
     Raises:
         InvalidValue: `message_id` is missing, or a column has another type.
@@ -113,7 +115,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
         """Start the jobs and run them one after another. The option `rate` applies to all jobs.
 
         If the driver crashes, some dead letters may have no job. These dead letters are unchanged.
-        Repeat the write to handle them.
+        To handle them, repeat the write.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:

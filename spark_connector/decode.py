@@ -52,7 +52,10 @@ def fingerprint(error: str) -> str | None:
 
 
 class _Fields(NamedTuple):
-    """The fields before the bodies, one list per column. A field that a record lacks is None."""
+    """The fields before the bodies, one list per column.
+
+    If a record lacks a field, its item is None.
+    """
 
     due_ms: list[int | None]
     expires_ms: list[int | None]
@@ -74,7 +77,10 @@ class Stored:
         self._ids, self._records, self._count = ids, records, len(records)
 
     def columns(self) -> dict[str, Callable[[], Any]]:
-        """Return the columns that every read has, each as a function that makes the column."""
+        """Return the columns that every read has.
+
+        Each column is a function that creates the column.
+        """
         return {
             "message_id": self._message_ids,
             "timestamp": self._made_at,
@@ -94,8 +100,8 @@ class Stored:
     def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
         """Yield ranges of rows with their messages, each with about `most` bytes of bodies.
 
-        Compressed bodies and lists of bodies are counted after they were decompressed or joined. If
-        no body is compressed or a list, all rows are one range, because stored bodies are small.
+        The size of a compressed body is its size after decompression. If no body is compressed or a
+        list of bodies, all rows are one range, because stored bodies are small.
         """
         if not any(map(self._is_packed, self._enveloped)):
             yield 0, self._count, self
@@ -140,7 +146,7 @@ class Stored:
 
     @cached_property
     def _heads(self) -> bytes:
-        """The beginning of each record, BARE bytes long. It is _NOT_BARE for a shorter record."""
+        """The first BARE bytes of each record, or _NOT_BARE for a shorter record."""
         if not self._count:
             return b""
         heads: bytes = pc.binary_slice(self._array, 0, BARE).buffers()[2].to_pybytes()
@@ -253,7 +259,10 @@ class Stored:
 
     @cached_property
     def _bodies(self) -> tuple[list[bytes] | pa.Array, dict[int, str]]:
-        """The bodies, and the errors by row. The body of an unreadable row is the whole record."""
+        """The bodies, and the errors by row.
+
+        If a row is unreadable, its body is the whole record.
+        """
         errors: dict[int, str] = {}
         if not self._enveloped:
             return pc.binary_slice(self._array, BARE, _END), errors
@@ -299,7 +308,7 @@ def times(values: Sequence[int | None] | None) -> pa.Array | None:
 
 
 def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
-    """Return the values of each column of a page of a queue, or functions that make them."""
+    """Return the values of each column of a queue's page, or functions that create the values."""
     queue, failures = block.queue, _Failures(block)
 
     def deliver_at() -> pa.Array | None:

@@ -1,9 +1,9 @@
 """Read and write the offsets in Spark's checkpoint: the query's name, and its position by topic.
 
-A position has the last sequence number of each slot. Spark compares offsets as JSON text, so the
+A position has the last sequence number of each slot. Spark compares offsets as JSON text. So the
 keys have a fixed order, and an unchanged offset is returned as it was received. The field `held` is
-the number of messages of the batch that ends at the offset. This number cannot be computed from the
-sequence numbers, because they have gaps if a lease has expired.
+the number of messages in the batch that ends at the offset. This number cannot be computed from the
+sequence numbers, because there are gaps if a lease has expired.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read(given: Any) -> Offset:
 
     Raises:
         ConfigurationError: The text is not an offset of this source, or a later version of RMQ
-            wrote it.
+            wrote the text.
     """
     try:
         version, run = given["v"], given["run"]
@@ -113,7 +113,7 @@ def check_age(slots: Mapping[int, int], settled: Sequence[int], topic: str) -> N
     """Refuse a checkpoint that is older than a settled batch.
 
     With such a checkpoint, a sink that identifies batches by number would drop the next batches as
-    replays, and RMQ would settle these batches.
+    replays. RMQ would then settle these batches, and their messages would be lost.
 
     Raises:
         ConfigurationError: The query has settled messages after this offset.

@@ -1,4 +1,4 @@
-"""Plan the tasks of a batch: how many tasks there are, and which messages each task reads.
+"""Plan the tasks of a batch: the number of tasks, and the messages that each task reads.
 
 A task may read parts of several slots. Spark needs about 20 ms for a task, so a small batch has few
 tasks.
@@ -77,7 +77,7 @@ def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> in
         messages: Number of messages in the batch.
         tasks: Value of the option minPartitions.
         rows: Value of the option rowsPerTask, the minimum number of messages per task.
-        cores: Number of tasks that the cluster runs at once.
+        cores: Number of tasks that the cluster runs at the same time.
     """
     most = tasks or cores
     if tasks and rows is None:
@@ -91,11 +91,11 @@ _SETTING = re.compile(r"^(spark\.[\w.]+)=(.*)$")
 
 
 def cores_of_cluster(jvm: int | None = None) -> int:
-    """Return how many tasks the cluster runs at once, according to the settings of Spark's driver.
+    """Return how many tasks the cluster runs in parallel, by the settings of Spark's driver.
 
     Spark does not pass its settings to a data source. The user's settings are in the command line
-    of the JVM, which is the parent of this process. If they are not there, the result is the number
-    of cores of this machine.
+    of the JVM, which is the parent of this process. If the command line has no such settings, the
+    result is the number of cores of this machine.
 
     Args:
         jvm: Process id of the JVM. Default: the parent of this process.

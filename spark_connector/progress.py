@@ -19,7 +19,7 @@ class Progress:
         batches: Number of batches that this run has begun.
         replays: Number of batches that an earlier run began and this run repeated. A batch of
             several topics counts once for each topic.
-        ahead: Number of messages that the query had already taken when Spark last requested a
+        ahead: Number of messages that the query had already taken when Spark requested the last
             batch.
     """
 
@@ -31,7 +31,7 @@ class Progress:
         self._report: tuple[float, dict[str, Any]] | None = None
 
     def report(self, lease: QueryLease, known: Iterable[str]) -> dict[str, Any]:
-        """Return how many messages wait, by topic and slot, and the counts from `figures`.
+        """Return the number of waiting messages by topic and slot, and the counts from `figures`.
 
         The backlog is counted only after a batch, because an idle query has no backlog.
         """

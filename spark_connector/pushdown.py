@@ -1,7 +1,7 @@
 """Use the filters that Spark passes to a batch read, to skip slots, queues and rows.
 
-Spark evaluates all filters again, so a read may return rows that do not match the filters. It must
-not skip rows that match.
+Spark evaluates all filters again, so a read may return rows that do not match the filters. But it
+must return all rows that match.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Pushdown:
     """Collects the filters that Spark passes to a batch read.
 
     By default, spark.sql.python.filterPushdown.enabled is false. Spark then refuses every read
-    whose class overrides `pushFilters`, although a read without filters works and is only slower.
-    To detect an override, Spark compares the attribute `__func__` with the same attribute of the
-    base class. So an object of this class has the `__func__` of the base class, and does not look
-    like an override.
+    whose class overrides `pushFilters`, although such a read would work without filters. To detect
+    an override, Spark compares the attribute `__func__` with the same attribute of the base class.
+    So an object of this class has the `__func__` of the base class, and Spark does not treat it as
+    an override.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0

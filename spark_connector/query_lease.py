@@ -1,8 +1,8 @@
-"""Hold the messages of a streaming query in one or several topics, and renew their lease.
+"""Keep the messages of a streaming query in one or several topics, and renew their lease.
 
 The lease is kept in Spark's source runner, the only Python process that runs as long as the query.
-A thread renews the lease while Spark's tasks run. The thread ends when the JVM ends. If it did not
-end, a source runner whose JVM was killed would keep the next driver from running the query.
+A thread renews the lease while Spark's tasks run. The thread ends when the JVM ends, so that a
+source runner whose JVM was killed does not block the next driver.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def owner() -> str:
 class QueryLease:
     """The lease of one run of a query.
 
-    One thread at a time takes messages. Meanwhile other threads may settle messages and renew the
-    lease.
+    One thread at a time may take messages. At the same time, other threads may settle messages and
+    renew the lease.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class QueryLease:
     ) -> None:
         """Prepare the lease without a call to Redis.
 
-        The thread that renews the lease calls `orphaned` when the JVM has ended.
+        When the JVM has ended, the thread that renews the lease calls `orphaned`.
         """
         self._options = options
         self._jvm = os.getppid()
@@ -151,12 +151,12 @@ class QueryLease:
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
-        """Renew the lease in all slots of a topic. Return what the query holds in each slot.
+        """Renew the lease in all slots of a topic.
 
-        The result counts the messages after the sequence numbers in `after`, up to those in `upto`.
-        The first call waits until the owner lease of an earlier driver has expired. If the topic is
-        gone, the result is empty. To read a lost topic that was created again, pass an empty
-        `after`.
+        Return which messages the query has in each slot. The result counts the messages from
+        `after` to `upto`, which are sequence numbers by slot. The first call waits until the
+        ownership of an earlier driver has expired. If the topic is gone, the result is empty. To
+        read a lost topic that was created again, pass an empty `after`.
 
         Raises:
             QueryOwned: Another driver is running this query.
@@ -196,8 +196,8 @@ class QueryLease:
     def _renew(self) -> None:
         """Renew the lease until the query ends, or until another driver owns the query.
 
-        The ownership is renewed in one slot of each topic. The lease on held messages is renewed
-        less often. If the renewal of a topic fails, it is tried again and does not delay the other
+        The ownership is renewed in one slot of each topic. The lease on messages is renewed less
+        often. If the renewal fails for a topic, it is repeated, without a delay for the other
         topics.
         """
         owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
@@ -225,7 +225,7 @@ class QueryLease:
                 _log.exception("the lease of the query was not renewed, and is tried again")
 
     def _renew_topics(self, renews_lease: bool) -> bool:
-        """Renew the ownership and, if requested, the lease. Return whether all were renewed.
+        """Renew the ownership and, if requested, the lease. Return whether all renewals succeeded.
 
         Raises:
             QueryOwned: Another driver owns the query.
@@ -268,7 +268,7 @@ class QueryLease:
         return [slot for slot, number in newest.items() if number > settled.get(slot, 0)]
 
     def held(self) -> int:
-        """Return the number of messages that the query holds, as far as this process knows."""
+        """Return the number of messages that the query has, as far as this process knows."""
         return sum(
             max(0, number - self._settled.get(topic, {}).get(slot, 0))
             for topic, numbers in list(self._holding.items())
@@ -364,7 +364,7 @@ class QueryLease:
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
-        """Make all held messages up to the offset `end` dead letters. Return how many."""
+        """Make dead letters of all messages up to the offset `end`. Return how many."""
         return sum(
             self._unless_gone(topic, partial(self.query(topic).reject, at.slots, reason), 0)
             for topic, at in self._present(end)
@@ -381,7 +381,7 @@ class QueryLease:
         return query.max_retries, query._context.identity
 
     def _lose(self, topic: str, error: TopicNotFound | TopicVanished) -> None:
-        """Continue without a topic that is gone, or raise the error that the user of Spark sees."""
+        """Continue without a topic that is gone, or raise an error for the user of Spark."""
         if self._options.on_topic_loss == "fail":
             raise type(error)(gone(topic, error)) from error
         if topic not in self.lost:
@@ -397,10 +397,10 @@ class QueryLease:
         self._queries.pop(topic, None)
 
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
-        """Stop renewing, so that another driver can continue at once.
+        """Stop renewing, so that another driver can continue immediately.
 
         The query keeps its messages, except the messages after the sequence numbers in `beyond`.
-        These are released, because Spark has no offset for them.
+        Those messages are released, because Spark has no offset for them.
         """
         self._stopped.set()
         if self._ours and self._renewer is not None:

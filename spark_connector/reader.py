@@ -1,7 +1,7 @@
 """Read the queues of a topic once in a batch, without changing them.
 
-Each page is consistent, but the whole result is not. If a message moves during the read, the result
-may have it in two queues or in none.
+Each page is consistent, but the whole result is not. If a message moves during the read, it may be
+in two queues of the result or in none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SnapshotPart(InputPartition):
 
 
 class RmqReader(DataSourceReader):
-    """Read the queues of a topic. Spark pickles this object, so it has no connection."""
+    """Reads the queues of a topic. Spark pickles this object, so it has no connection."""
 
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options

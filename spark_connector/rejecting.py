@@ -1,7 +1,7 @@
 """Reject or nack single messages of a Spark batch, because their rows failed.
 
 `reject` and `nack` are called in `foreachBatch` and run in tasks. RMQ records each such message in
-the query's log. So each message is taken out of the batch once, even if the batch is replayed, a
+the query's log. So each message is removed from the batch once, even if the batch is replayed, a
 task is repeated, or a second driver runs. The other messages of the batch are settled as usual.
 """
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("spark_connector")
 
 
 class Needed(NamedTuple):
-    """A required column: its possible types, and a text that says how to get it."""
+    """A required column: its possible types, and advice on how to get this column."""
 
     types: tuple[type[DataType], ...]
     hint: str
@@ -67,15 +67,15 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
         prefix: Prefix of the topics. Default: `rmq`.
 
     Returns:
-        Numbers of messages: `dead` (made dead letters by this call), `before` (taken out by an
-            earlier call, by an earlier run of the batch, or by another row), and `lost` (no longer
-            held by the query, because its lease expired). Lost messages are not changed. Other
-            consumers may have received them.
+        Numbers of messages: `dead` (made dead letters by this call), `before` (removed by an
+        earlier call, by an earlier run of the batch, or by another row), and `lost` (no longer in
+        the query, because its lease expired). Lost messages are not changed. Other consumers may
+        have received these messages.
 
     Guarantee:
-        Each message is rejected once, however often the batch is replayed, and is not settled with
-        the other messages. A call that fails may have rejected some of the messages. It is safe to
-        repeat the call.
+        Each message is rejected once, even if the batch is replayed many times, and is not settled
+        with the other messages. A call that fails may have rejected some of the messages. It is
+        safe to repeat the call.
 
     Raises:
         InvalidValue: A column is missing or has another type. Spark raises it for a value that is
@@ -104,8 +104,8 @@ def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Fa
 
     Guarantee:
         The same as for `reject`. If the batch is replayed, the row is in the batch again. If
-        another reader has settled the message by then, its `value` is empty, and `unreadable` says
-        why.
+        another reader has settled the message in the meantime, its `value` is empty, and
+        `unreadable` says why.
     """
     return _fail(df, "nack", NACK, url, prefix)
 
@@ -145,7 +145,7 @@ def connection(url: str | None, prefix: str | None) -> Connection:
 
 
 def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
-    """Check the columns. Return how the schema spells each needed column.
+    """Check the columns. Return the name of each needed column in the spelling of the schema.
 
     Raises:
         InvalidValue: A column is missing, of another type, or given twice.
@@ -165,8 +165,8 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
 def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
     """Return a Spark function that rejects or nacks the rows of a task.
 
-    For each row, the function returns an outcome. The order of the outcomes is not the order of the
-    rows, because the caller only counts them. Spark's `mapInArrow` is not used, because it needs
+    For each row, the function returns an outcome. The outcomes are not in the order of the rows,
+    because the caller only counts the outcomes. Spark's `mapInArrow` is not used, because it needs
     pandas.
     """
 

@@ -1,7 +1,7 @@
-"""Define the columns of a read, and make record batches with these columns.
+"""Define the columns of a read, and create record batches with these columns.
 
-Spark compares the first batch with the schema, including time zones and nulls. So arrays are made
-with the types of the schema, and no type is guessed from the messages.
+Spark compares the first batch with the schema, including time zones and nulls. So arrays get the
+types of the schema, and no type is derived from the messages.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 
 
 class Batches:
-    """Makes record batches of one schema. Create the object in the task that uses it.
+    """Creates record batches of one schema. Create this object in the task that uses it.
 
     `query` is the name of a streaming query's run, or None. `conditions` are conditions that rows
     of a queue must meet.
@@ -203,10 +203,10 @@ class Batches:
         self.has_records = not needed <= _WITHOUT_RECORDS
 
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Return a record batch. A single value fills every row. A missing column is null.
+        """Return a record batch.
 
-        A column may be given as a function that makes it. The function is called only if the schema
-        has the column.
+        A single value fills every row. A missing column is null. A column may also be a function
+        that creates the column. The function is called only if the schema has this column.
         """
         arrays = []
         for field in self.schema:
@@ -226,7 +226,7 @@ class Batches:
     def of_blocks(self, blocks: Sequence[Block]) -> pa.RecordBatch:
         """Join blocks of messages from any slots and topics, because small batches are slow.
 
-        An unreadable record becomes a row, so that it does not block other messages.
+        An unreadable record becomes a row as well, so that it does not block other messages.
         """
         records = list(chain.from_iterable(block.records for block in blocks))
         counts = [len(block.records) for block in blocks]

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class RmqDataSource(DataSource):
     """RMQ as a source and a sink, for batches and for streams.
 
-    The object has only the options, because Spark pickles it to every process that Spark starts.
-    Other modules are imported where they are used, because Spark may load this class only to read
+    The object has only the options, because Spark pickles it for every process that it starts.
+    Other modules are imported when they are used, because Spark may load this class only to read
     its name.
     """
 

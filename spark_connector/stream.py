@@ -1,16 +1,17 @@
 """Read a stream in micro-batches, which are replayed exactly after a crash, and settle them.
 
 Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
-the batch to its commit log. After a crash it starts again at partitions, with the same offsets.
-Messages are therefore taken only before latestOffset returns. Tasks read held messages and change
-nothing. A call of latestOffset settles the messages up to its argument `start`, because Spark calls
-latestOffset only when the batch that ends at `start` is in the commit log. Spark does not call
-`commit` for the last batch of a run.
+the batch to its commit log. After a crash, Spark starts again at partitions, with the same offsets.
+Messages are therefore taken only before latestOffset returns. Tasks read messages that the query
+has, and change nothing. A call of latestOffset settles the messages up to its argument `start`,
+because Spark calls latestOffset only when the batch that ends at `start` is in the commit log.
+Spark does not call `commit` for the last batch of a run.
 
 While the tasks of a batch run, RMQ settles the previous batch, and takes the next batch if more
 messages wait. Messages are "ahead" if they are taken, but latestOffset has not returned them yet.
-After a crash these messages are the next batch. RMQ recognises them because no task has read them.
-Tasks may have read other held messages, which belong to a batch whose offset Spark may have.
+After a crash, these messages are the next batch. RMQ recognises such messages because no task has
+read them. Tasks may have read the other messages of the query, which belong to a batch whose offset
+Spark may have.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class Part(InputPartition):
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Read topics for one run of a query.
+    """Reads topics for one run of a query.
 
-    Spark creates an object in the source runner, which lives as long as the query, and pickles
-    another object to the tasks. An object therefore connects only at its first call.
+    Spark creates one object in the source runner, which lives as long as the query, and pickles
+    another object for the tasks. An object therefore connects only at its first call.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -120,7 +121,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query_lease
 
     def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Run a call in a daemon thread. Other threads would keep an executor's process alive."""
+        """Run a call in a daemon thread.
+
+        A thread of another kind would keep an executor's process alive.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -141,7 +145,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the default limit of a batch.
 
-        With this limit, Spark passes the limit `ReadAllAvailable` only with Trigger.Once.
+        Because of this default, Spark passes the limit `ReadAllAvailable` only with Trigger.Once.
         """
         return ReadMaxRows(self._options.most)
 
@@ -275,7 +279,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(
         self, lease: QueryLease, known: Offset, topics: list[str], limit: ReadLimit
     ) -> Offset | None:
-        """Return the end of the next batch, or None if there is no message yet."""
+        """Return the end of the next batch, or None if no message has arrived yet."""
         if self._found is not None:
             found, self._found = self._found, None
             return self._batch(lease, known, found)
@@ -315,7 +319,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset of a batch, with its number of messages.
 
         The number of messages is the difference of two sequence numbers. If the lease may have
-        expired since the messages were taken, RMQ counts the messages instead.
+        expired since the messages were taken, RMQ counts the messages.
         """
         end, newest = _without(lease.lost, known.topics), _without(lease.lost, newest)
         exact = lease.lapses() != self._lapses or _beyond(known, self._inherited) > 0
@@ -365,11 +369,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Return whether Spark has ended a batch although no task has read a message of it.
+        """Return whether Spark has ended a batch although no task has read a message of this batch.
 
-        Such a batch is not settled. A file sink drops a batch if it has seen the batch's number.
-        Spark then runs no task for that batch. Without this check, a new query with the output path
-        of an earlier query would lose its first batches.
+        Such a batch is not settled. If a file sink has already written a batch with the same
+        number, it drops the batch, and Spark runs no task for it. Without this check, a new query
+        with the output path of an earlier query would lose its first batches.
 
         Raises:
             ConfigurationError: No task has read the batch, and onClaimLoss is `fail`.
@@ -420,9 +424,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _log_gaps(self, topic: str, gone: int) -> None:
         """Log that a batch lacks messages for some of its sequence numbers.
 
-        Such gaps arise if a driver died before Spark wrote their offset, or if a checkpoint was
-        replaced by an older copy. With an older copy, sinks drop the batch, because they have seen
-        its number. So no other message may get these sequence numbers.
+        Such gaps arise if a driver died before Spark wrote the offset, or if a checkpoint was
+        replaced by an older copy. With an older copy, sinks drop the batch, because they have
+        already written a batch with its number. So no other message may get the missing sequence
+        numbers.
         """
         if gone:
             _log.warning(
@@ -438,8 +443,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A new query begins with an empty batch, whose offset has the name of the run. Without this
         batch, Spark could crash after messages were taken, but before the name is in its log. These
-        messages would then wait until their lease ends. Trigger.Once has only one batch, so RMQ
-        accepts this wait there.
+        messages would then wait until their lease ends. With Trigger.Once, which has only one
+        batch, RMQ accepts this wait.
         """
         if known.run != self._new_run or self._announced or isinstance(limit, ReadAllAvailable):
             return False
@@ -456,8 +461,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the figures that Spark shows as the latest offset in the progress of the query.
 
-        The figures are the number of waiting messages, by topic and slot, and the counts of this
-        run.
+        The figures are the numbers of waiting messages by topic and slot, and the counts in
+        `Progress`.
         """
         if self._query_lease is None or not self._begun:
             return None
@@ -466,7 +471,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Plan the tasks of a batch, which an earlier run may have begun.
 
-        The name of the run is taken from `end`. When Spark replays the first batch of a query, it
+        The name of the run is read from `end`. When Spark replays the first batch of a query, it
         calls initialOffset again, so `start` has a new name that was never used.
         """
         self._logged.note_planned(start, end)
@@ -540,7 +545,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
-        """If a batch was replayed too often, make its messages dead letters and return True."""
+        """If a batch was replayed too often, make dead letters of its messages, and return True."""
         most = self._options.max_replays
         if most is None:
             return False
@@ -562,7 +567,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle a batch, unless `latestOffset` has settled it or will settle it now.
+        """Settle a batch, unless `latestOffset` has settled it or is about to settle it.
 
         Spark waits for this call before it runs the next tasks, so it must be short.
         """
@@ -574,7 +579,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
-        """End the ownership of the query, so that another driver can continue at once.
+        """End the ownership of the query, so that another driver can continue immediately.
 
         The query keeps the messages of its batches, because a restart replays these batches.
         Messages taken ahead are released, because Spark has no offset for them. Spark calls this
@@ -647,7 +652,7 @@ def _zeros(slots: int) -> Position:
 
 
 def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
-    """Return how many sequence numbers come after an offset."""
+    """Return how many sequence numbers are after an offset."""
     return sum(
         max(0, number - known.slots(topic).get(slot, 0))
         for topic, numbers in newest.items()
@@ -670,7 +675,7 @@ def _named(options: StreamOptions) -> str:
 
 
 def _stop_on_sigterm() -> bool:
-    """Let SIGTERM end the process by an exception, so that `stop` is called.
+    """Let SIGTERM end the process with an exception, so that `stop` is called.
 
     This is done only in Spark's source runner, which has no other signal handlers. Return whether
     this process is a source runner.
@@ -706,7 +711,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 
 
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
-    """Return the error text for an ended batch that lost messages to other consumers."""
+    """Return the error text for an ended batch whose messages other consumers may have received."""
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "
@@ -717,7 +722,7 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
 
 
 def lost(options: StreamOptions, batch: int, held: int) -> str:
-    """Return the error text for a batch with messages that the query no longer holds."""
+    """Return the error text for a batch with messages that the query no longer has."""
     return (
         f"{_named(options)}: {batch - held} of {batch} messages of this batch are no longer "
         f"held, because its lease of {options.lease_s:g} s ran out or because they were settled "

@@ -1,8 +1,8 @@
 """Replace parts of PySpark that the versions 4.0 and 4.1 lack.
 
-Because of this module, other modules need not check versions. PySpark 4.0 and 4.1 have no limits of
-streaming reads, and do not pass the start of a batch to them. PySpark 4.0 also has no filters for
-batch reads, and no Arrow batches for streaming writes.
+Because of this module, other modules need not check versions. PySpark 4.0 and 4.1 have no limits
+for streaming reads, and do not pass the start of a batch. PySpark 4.0 also has no filters for batch
+reads, and no Arrow batches for streaming writes.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class LoggedOffset:
     """The newest offset in Spark's log, which Spark 4.0 and 4.1 do not pass to latestOffset.
 
     Other calls show the offset. The first call after a restart is `partitions`, with the newest
-    offset of the log as start and end. If the batch that ends there is not in the commit log, Spark
-    plans it before it calls latestOffset. In a new query, latestOffset is the first call. An offset
-    that latestOffset returned is in the log when Spark plans its batch, or when Spark commits the
-    batch before it.
+    offset of the log as start and end. If the batch that ends at this offset is not in the commit
+    log, Spark plans the batch before it calls latestOffset. In a new query, latestOffset is the
+    first call. An offset from latestOffset is in the log when Spark plans its batch, or when Spark
+    commits the previous batch.
     """
 
     def __init__(self) -> None:
@@ -82,14 +82,15 @@ class LoggedOffset:
         return self._newest
 
     def note(self, end: dict[str, Any]) -> None:
-        """Note that the offset `end` is in the log."""
+        """Record that the offset `end` is in the log."""
         self._newest = end
 
     def note_planned(self, start: dict[str, Any], end: dict[str, Any]) -> None:
-        """Note that Spark plans the batch that ends at `end`.
+        """Record that Spark plans the batch that ends at `end`.
 
         Raises:
-            ConfigurationError: Spark called latestOffset before it showed the newest offset.
+            ConfigurationError: Spark called latestOffset before a call that shows the newest
+                offset.
         """
         if self._is_asked and start == end != self._newest:
             raise ConfigurationError(WRAPPED)

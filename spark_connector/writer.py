@@ -1,9 +1,9 @@
 """Write batches and streams: tasks stage their rows, and the commit publishes them.
 
 A stage keeps rows in Redis where no consumer receives them. Only the stages of successful tasks are
-published. The stage of a failed task is not published, and neither is the stage of a repeated task
-whose result Spark does not use. A batch of a query is published once. RMQ records published
-batches, and finishes an interrupted batch with the same rows.
+published. A stage is not published if its task failed, or if Spark repeated the task and does not
+use this result. A batch of a query is published once, because RMQ records published batches. RMQ
+finishes an interrupted batch with the same rows.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class _Sink:
         self.fields = fields
 
     def topic(self, client: rmq.Client, name: str) -> rmq.Topic:
-        """Return the topic with this name. It uses the codec of the write."""
+        """Return the topic with this name. The topic object uses the codec of the write."""
         return client.topic(name, codec=columns.Encoded(self.options.codec))
 
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
         """Return the topic that records the stages of a batch, or None if the batch has no stage.
 
-        This is the topic in the option `topic`. Without the option, it is the first topic of the
-        stages by name. So a repeated batch has the same topic.
+        This is the topic in the option `topic`. If there is no such option, it is the first of the
+        stages' topics by name. So a repeated batch has the same topic.
         """
         name = self.options.at.topic or min((stage.topic for stage in staged), default="")
         return self.topic(client, name) if name else None
@@ -162,7 +162,7 @@ class RmqWriter(DataSourceArrowWriter):
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
-    """Publish the rows of `df.writeStream`, each batch once."""
+    """Publishes the rows of `df.writeStream`, each batch once."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink

@@ -1,8 +1,8 @@
 """The server: one process that maintains all topics and serves the HTTP API and the console.
 
 Consumers roll back expired leases and drop old dead letters, but only in the topics that they use.
-The server does this for all topics. Several servers may run, and one of them leads. Every service
-is safe if two servers run the service at the same time.
+The server does this for all topics. Several servers may run, and one of them is the leader. Every
+service is safe even if two servers run it at the same time.
 
 server          Server: the parts of the process, from start to stop
 config          settings, from flags, the environment and a file; the origin of each setting

@@ -74,7 +74,7 @@ LEFT_OUT = frozenset(
 class Act:
     """The outcome of an operation in the audit trail.
 
-    It is "done", a kind of error, or a word that the handler chose.
+    The outcome is "done", a kind of error, or a word that the handler chose.
     """
 
     result: str = "done"
@@ -86,8 +86,8 @@ async def recorded(
 ) -> AsyncIterator[Act]:
     """Record the operation in the `with` block in the audit trail, even if it fails.
 
-    If Redis does not store the record, the record is logged and no error is raised. The operation
-    has already been done, and the client must learn that it was done.
+    If Redis does not store the record, the record is logged and no error is raised, because the
+    operation is already done and the client must learn this.
 
     Args:
         context: Context of the request.
@@ -126,7 +126,10 @@ async def _with_former(
 
 
 def detail_of(arguments: Mapping[str, Any]) -> str:
-    """Format arguments for the audit trail, without bodies, headers and the names in LEFT_OUT."""
+    """Format arguments for the audit trail.
+
+    Bodies, headers and the names in LEFT_OUT are omitted.
+    """
     parts = []
     for name, value in arguments.items():
         if name in LEFT_OUT or value is None or value is False or value == "":
@@ -143,7 +146,7 @@ TABLE = Table("server")
 
 
 class About(Answer):
-    """Information about the server that answers, and about its Redis."""
+    """Information about the server that sends this answer, and about its Redis."""
 
     version: str
     server: str
@@ -357,7 +360,10 @@ class Api:
     async def _answer_long(
         self, operation: Operation, request: Request, request_id: str
     ) -> Response:
-        """Return the answer of a long poll or a stream, which waits when it is written."""
+        """Return the answer of a long poll or a stream.
+
+        The wait happens when the answer is written.
+        """
         connection = connection_of(request.scope)
         if connection is None:
             raise ApiError("not-found", "only rmq server delivers messages, not a mounted console")

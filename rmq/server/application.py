@@ -3,9 +3,9 @@
 A host application mounts `ConsoleApp` below a path and authenticates users. Only `rmq server` runs
 services.
 
-Starlette runs the lifespan of the outermost application only. So a mounted application gets no
+Starlette runs the lifespan only of the outermost application, so a mounted application gets no
 event when its host starts or stops. Therefore the first request in an event loop starts a task that
-opens a client of Redis. The task closes the client when the loop ends or `aclose` is called.
+opens a client of Redis. The task closes the client when the loop ends or when `aclose` is called.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class ConsoleApp:
         prefix: First part of every key. A client given as `redis` has its own prefix.
         sign_in_url: Sign-in page of the host application. "{path}" in the URL is replaced by the
             quoted path to return to. With None, pages answer 403 if there is no user.
-        hosts: Host names by which browsers reach the host application, without ports, in addition
-            to names of this machine. "*" allows any name, if the host application checks the header
-            Host.
+        hosts: Host names with which browsers reach the host application, without ports, in addition
+            to the names of this machine. If the host application checks the header Host, "*" allows
+            any name.
         redact: Headers and fields of bodies whose values only admins see.
         rate: Maximum number of requests per second of one principal from one address.
         streams: Whether live pages are streams of events. If False, browsers fetch live pages every
             few seconds. Under WSGI this must be False, because a stream would occupy a thread.
 
     Guarantee:
-        All checks of `rmq server` apply: roles, CSRF, Host, content security policy, limits of
-        bodies, and the audit trail, which records the name of the principal.
+        The checks of `rmq server` apply: roles, CSRF, Host, content security policy and limits of
+        bodies. The audit trail records the name of the principal.
 
     Raises:
         ConfigurationError: The URL or an argument is not valid, or a package of the extra "server"
@@ -218,11 +218,11 @@ class _Running:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the application has stopped, so that it can no longer answer."""
+        """Whether the application has stopped and can no longer answer requests."""
         return self._task.done()
 
     async def opened(self) -> None:
-        """Wait until requests can be answered. Raise the error if opening failed."""
+        """Wait until the application can answer requests. If opening failed, raise its error."""
         await asyncio.shield(self._opened)
 
     def cancel(self) -> None:
@@ -267,7 +267,7 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def open_client(url: str | None, prefix: str | None) -> AsyncClient:
-    """Create a client of Redis whose calls fail before the HTTP request times out."""
+    """Create a client of Redis whose calls time out earlier than the HTTP request."""
     return AsyncClient(
         url, prefix=prefix, retry_for=RETRY_FOR_S, timeout=TIMEOUT_S, max_connections=CONNECTIONS
     )
@@ -308,12 +308,9 @@ def make_application(
 ) -> Starlette:
     """Create the application of the server: probes, metrics, the API and the console.
 
-    /livez    200, or 503 if a part of the process hangs. Only then can a restart help. An
-              unavailable Redis does not change this answer.
-    /readyz   200 if Redis runs scripts for this server, otherwise 503
-    /metrics  for Prometheus
-    /api/v1   operations of Admin
-    /console  pages for people
+    /livez 200, or 503 if a part of the process hangs, so that a restart can help. An unavailable
+    Redis does not change this answer. /readyz 200 if Redis runs scripts for this server, otherwise
+    503 /metrics for Prometheus /api/v1 operations of Admin /console pages for people
 
     Args:
         live: Function that returns the names of the parts of the process that hang.

@@ -5,7 +5,7 @@ token   the header Authorization contains a token, or a cookie contains a sessio
 proxy   a proxy names the user in a header (programs may send a token instead)
 host    the application that mounts this application names the user
 
-A server accepts the token of its settings, and the tokens in Redis, which it reads periodically.
+A server accepts the token in its settings, and the tokens in Redis, which it reads periodically.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A trusted proxy.
+    """A trusted reverse proxy.
 
     Attributes:
         addresses: Networks of the proxy.
@@ -80,9 +80,9 @@ class Authentication:
 
     Args:
         mode: Mode of authentication.
-        token: Token of the settings, or None. Tokens in Redis are always accepted.
-        proxy: Trusted proxy. In every mode it reports the address and the scheme of a request. In
-            the mode "proxy" it also names the user.
+        token: Token in the server's settings, or None. Tokens in Redis are always accepted.
+        proxy: Trusted proxy. In every mode, the proxy reports the address and the scheme of a
+            request. In the mode "proxy", it also names the user.
         find: Function that finds the principal in the mode "host".
     """
 
@@ -125,8 +125,8 @@ class Authentication:
     def locate(self, scope: Any, headers: Headers) -> str:
         """Return the address of the client, and set the scheme in the scope.
 
-        Only the last address in X-Forwarded-For is used, because the proxy wrote this address.
-        Clients can write anything before it.
+        Only the last address in X-Forwarded-For is used, because the proxy wrote it. Clients can
+        write any other address in this header.
         """
         client = scope.get("client")
         peer = str(client[0]) if client else ""
@@ -229,7 +229,7 @@ class Tokens:
     """Finds the principal of a token.
 
     Args:
-        static: Token of the settings, or None.
+        static: Token in the server's settings, or None.
     """
 
     def __init__(self, static: str | None = None) -> None:
@@ -333,5 +333,9 @@ def _principal_of(token: AccessToken) -> Principal:
 
 
 def _digest(text: str) -> bytes:
-    """Return the SHA-256 of a text. A comparison of digests takes the same time for every text."""
+    """Return the SHA-256 of a text.
+
+    Digests are compared instead of texts, because the time of a comparison must not depend on the
+    secret.
+    """
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

@@ -1,6 +1,7 @@
 """Read the settings of the server from flags, the environment, a file, and defaults.
 
-A flag wins over the environment, the environment over the file, and the file over the default.
+A flag overrides the environment, the environment overrides the file, and the file overrides the
+default.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ class ServerConfig:
         embedded: Directory of an embedded Redis that the server runs, or None.
         log_level: Log level: debug, info, warning or error.
         log_json: Whether log lines are JSON.
-        grace_s: Longest wait for services at a stop, in seconds.
+        grace_s: Maximum wait for services when the server stops, in seconds.
         origins: Where the value of each setting comes from, by the name of the setting.
         file: Configuration file that was read, or None.
     """

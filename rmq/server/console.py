@@ -1,9 +1,8 @@
 """Routes of the console: the role for each page, and how pages are rendered and kept live.
 
 A page is HTML from the server. A page is live if the browser requests its address as a stream of
-events (`Accept: text/event-stream`). The browser then receives the page again whenever the page has
-changed. So a live page uses the same route, the same rights and the same function as a plain
-request.
+events (`Accept: text/event-stream`). The browser then receives the page again after each change. So
+a live page uses the same route, the same rights and the same function as a plain request.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ class Console:
     def _shown(
         self, request: Request, page_request: PageRequest, view: View | Redirect
     ) -> Response:
-        """Return a page, or 304 if the browser already has this version."""
+        """Return a page, or status 304 if the browser already has this version of the page."""
         if isinstance(view, Redirect):
             return self._redirected(page_request, view)
         notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
@@ -199,7 +198,10 @@ class Console:
     # --- a live page ---
 
     def _has_stream_for(self, page_request: PageRequest) -> bool:
-        """Return whether a principal may open another stream. A stream occupies a connection."""
+        """Return whether a principal may open another stream.
+
+        Streams are limited, because each occupies a connection.
+        """
         principal = page_request.context.principal
         own = self._streams_open[principal.kind, principal.name]
         return own < STREAMS_EACH and self._streams_open.total() < STREAMS_MAX
@@ -316,9 +318,9 @@ def packed(
 ) -> Response:
     """Return a response, compressed if the client accepts compression.
 
-    Pages contain text of the query next to the CSRF token, so the compressed size could reveal the
-    token (the BREACH attack). The attack fails, because cookies are SameSite=Strict, so other sites
-    cannot request pages of a session.
+    Pages contain both text from the URL's query and the CSRF token, so the compressed size could
+    reveal the token (the BREACH attack). The attack fails because cookies are SameSite=Strict:
+    other sites cannot request pages of a session.
     """
     headers = {**headers, "Content-Type": kind}
     if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):
@@ -342,8 +344,8 @@ class Asset:
 class Assets:
     """Styles, scripts and icon of the console: a fixed table, read once.
 
-    URLs are never used as paths of files. Addresses contain a digest of all assets, so a browser
-    keeps assets forever, and fetches new assets after an upgrade.
+    URLs are never used as file paths. The URL of an asset contains a digest of all assets. So a
+    browser keeps assets forever, and fetches new assets after an upgrade.
 
     Attributes:
         digest: Digest of all assets.

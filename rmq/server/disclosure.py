@@ -1,7 +1,7 @@
 """Remove from answers what the principal (user or program) may not see.
 
 Viewers without an extra right see no bodies of messages and no tracebacks, which contain data of
-customers. Viewers see error texts, because nobody can operate a system without them. So programs
+customers. Viewers see error texts, because these are necessary to operate a system. So programs
 should not write secrets into error texts. Only admins see fields and headers that the setting
 `redact` names.
 """
@@ -46,7 +46,7 @@ class Disclosure:
     def check_filter(self, principal: Principal, text: str) -> None:
         """Check that a filter of dead letters tests only data that the user may see.
 
-        Otherwise a user could find out hidden data by trying several filters.
+        Without this check, a user could find out hidden data by trying several filters.
 
         Raises:
             ApiError: The filter tests hidden data.
@@ -73,7 +73,7 @@ class Disclosure:
 
 
 def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
-    """Hide or redact the bodies, failures and headers in an answer that the user may not see."""
+    """Hide or redact parts of an answer that the user may not see: bodies, failures, headers."""
     if isinstance(answer, list | tuple):
         for each in answer:
             _walk(each, hides, redact)
@@ -116,7 +116,7 @@ def _redact_body(body: Body, redact: frozenset[str]) -> None:
 
 
 def _redacted(value: Any, redact: frozenset[str]) -> Any:
-    """Replace the values of redacted names, also in pairs like {"name": NAME, "value": VALUE}."""
+    """Replace the values of redacted names, also in objects like {"name": NAME, "value": VALUE}."""
     if isinstance(value, dict):
         is_pair = _names_one(value.values(), redact)
         return {

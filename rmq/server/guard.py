@@ -1,4 +1,4 @@
-"""Check requests before the application gets them: host name, principal, rate, site of origin."""
+"""Check requests before they reach the application: host name, principal, rate, site of origin."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TOKEN_IN_QUERY = re.compile(
 
 
 class Guard:
-    """Refuses forbidden requests, and passes all others on with the user or program that sent them.
+    """Refuses forbidden requests, and passes all other requests to the application.
 
     Args:
         app: The application.
@@ -152,7 +152,10 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that reads. End the answer early if the right to read is lost."""
+        """Answer a request that only reads.
+
+        If the principal loses the right to read, end the answer early.
+        """
         has_started = False
 
         async def send_noted(message: Message) -> None:
@@ -192,10 +195,10 @@ class Guard:
 
 
 def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
-    """Refuse a request to write if a page of another site made the browser send it.
+    """Refuse a request that changes something if a page of another site made the browser send it.
 
-    Browsers send the site of origin. A request without an origin comes from a program and is
-    accepted, unless it has a cookie: only browsers send cookies.
+    Browsers name the site of origin. A request without an origin comes from a program and is
+    accepted, unless it has a cookie, because only browsers send cookies.
     """
     said = _check_said(headers, host)
     if found is not None and not found.is_ambient:

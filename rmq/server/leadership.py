@@ -1,8 +1,8 @@
 """Leadership: one server on a Redis runs the services that need to run only once.
 
 The leader stores its leadership in Redis for a limited time and renews it. Leadership avoids double
-work, but is not a lock: a server that was suspended may believe for a moment that it still leads.
-So every service must be safe if two servers run it at the same time.
+work, but it is not a lock: a server that was suspended may run for a moment as if it were still the
+leader. So every service must be safe even if two servers run it at the same time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class Leadership:
         return 1
 
     def release(self) -> None:
-        """Let another server lead at once, or after HOLD_S seconds if Redis is away."""
+        """Give up the leadership.
+
+        Another server can lead immediately, or after HOLD_S seconds if Redis cannot be reached.
+        """
         self._until = 0.0
         with suppress(RMQError):
             self._transport.run(_release(self._prefix, self.server))

@@ -1,4 +1,4 @@
-"""Leases and consumers: messages in flight, their workers, and the time that is left."""
+"""Leases and consumers: messages in flight, their workers, and the remaining lease times."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class LeaseList(Answer):
 async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
     """List the messages in flight, with their workers and the time until their leases end.
 
-    Only worker processes can be shown as holders of a message. Each worker process reports its 20
-    oldest runs every 10 s.
+    RMQ knows the holder of a message only if it is a worker process. Each worker process reports
+    its 20 oldest runs every 10 s.
     """
     found, cursor = await page_of(context, path.topic, query, "prepare")
     now_ms = (await context.admin.stats(path.topic))["now_ms"]
@@ -78,7 +78,8 @@ class Consumers(Answer):
 async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
     """List the worker processes that handle a topic, and the queries that have its messages.
 
-    Consumers in your own programs report nothing. Their messages are listed as in flight.
+    Consumers in your own programs do not report themselves, but their messages are listed as in
+    flight.
     """
     queries = await context.admin.queries(path.topic)
     workers = [each for each in await context.admin.workers() if path.topic in each.topics]
@@ -114,8 +115,8 @@ class Lease(Answer):
             `/queries`).
         number: Number of a shared lease.
         deadline: End of the lease, or null if unknown, for example for a query.
-        left_s: Seconds until the lease ends. It is negative if the lease has expired. The message
-            is then rolled back soon.
+        left_s: Seconds until the lease ends. Negative if the lease has expired; the message is then
+            rolled back soon.
         holder: Worker that runs the message, or null if unknown, for example for a consumer in your
             own program.
     """

@@ -36,8 +36,8 @@ class ServerMetrics:
             not lead, so that a sum over all servers counts each message once.
         state: State of this server.
         queries: Function that returns the queries by topic.
-        before: Function of a topic and a number of ms. It returns the topic's figures of that many
-            ms ago, or None.
+        before: Function that takes a topic and a number of ms. It returns the topic's figures from
+            so many ms ago, or None.
         wanted: Function that returns, by topic, the number of worker processes that are needed.
         long_runs: Function that returns, by topic, the number of runs that may hang.
         batches: Function that returns the number of batches whose callback has not been sent.

@@ -1,15 +1,12 @@
 """The protocol of a connection: uvicorn's, with limits of time, size and number.
 
 uvicorn waits without a limit for the rest of a head or a body, so a few slow clients could occupy
-all connections. This protocol limits the time for a head and for a body. It checks a head before
-uvicorn parses the head (`take_head`). When there are too many connections, the protocol closes
-connections that wait for their client.
-
-Import this module only to make a listener: uvicorn is an extra.
-
-A request that two programs could read differently is refused. Otherwise a proxy and the server
-could disagree about the end of a request. The rest of one request could then pass for another
-request (request smuggling). So the length of a body is always a single Content-Length with digits
+all connections. This protocol limits the time for a head and for a body. It also checks a head
+before uvicorn parses it (`take_head`). If there are too many connections, the protocol closes
+connections that wait for their client. Import this module only to create a listener, because
+uvicorn is an extra. A request that two programs could read differently is refused. A proxy and the
+server could disagree about the end of such a request, and take its rest for another request
+(request smuggling). So the length of a body must be given by a single Content-Length with digits
 only. Chunked bodies, folded lines and line feeds without a carriage return are refused.
 """
 
@@ -158,7 +155,10 @@ class Connections:
         self._all.pop(connection, None)
 
     def put_back(self, connection: LimitedProtocol, address: str) -> None:
-        """Count a connection again that no longer waits for messages, also above the limits."""
+        """Count a connection again when it no longer waits for messages.
+
+        The limits may be exceeded.
+        """
         self._all[connection] = address
 
 
@@ -189,7 +189,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self.refuse(503, "there are too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection and its time limits."""
+        """Remove the connection and its time limits."""
         self._siblings.remove(self)
         self._unlimit()
         super().connection_lost(exc)
@@ -218,7 +218,10 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._pass_on()
 
     def shutdown(self) -> None:
-        """Finish the current answer, and close the connection. Close a stream of events at once."""
+        """Finish the current answer, and close the connection.
+
+        Close a stream of events immediately.
+        """
         super().shutdown()
         self._call_on_end()
         if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
@@ -273,18 +276,18 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         return bool(self._held.disconnected or not self._held.keep_alive or self._is_broken)
 
     def begin_wait(self) -> None:
-        """Stop counting the connection among the limited connections of the listener."""
+        """Exclude the connection from the listener's limit on connections, while it waits."""
         self._siblings.remove(self)
         self._held = self.cycle
 
     def end_wait(self) -> None:
-        """Count the connection again."""
+        """Include the connection in the listener's limit again."""
         self._on_end = None
         if not self.transport.is_closing():
             self._siblings.put_back(self, self.client[0] if self.client else "")
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Call a function once when `is_ending` becomes true, or at once if it is true already."""
+        """Register a function to call once, when `is_ending` becomes true or is true already."""
         self._on_end = call
         if self.is_ending:
             self._call_on_end()
@@ -297,7 +300,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
     async def written(self, wait_s: float) -> bool:
         """Wait until the operating system has all bytes of the reply.
 
-        Return False if the client disconnects before, or after `wait_s` seconds.
+        Return False if the client disconnects before this, or after `wait_s` seconds.
         """
         until = self.loop.time() + wait_s
         while not (self._held.disconnected or self._is_broken) and self.loop.time() < until:

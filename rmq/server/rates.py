@@ -14,8 +14,9 @@ BUCKETS_MAX = 10_000  # size of a table; the bucket that was used longest ago is
 class Rates:
     """A table of token buckets.
 
-    A key without a bucket in the table starts with a full bucket. An attacker with many addresses
-    can push buckets out of the table. The clients of these buckets then have full buckets again.
+    A key without a bucket in the table starts with a full bucket. The table has a limited size. So
+    an attacker with many addresses can remove buckets from the table, and the clients of these
+    buckets then have full buckets again.
 
     Args:
         rate: Requests per second.
@@ -32,7 +33,10 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token of a key and return 0.0, or return the seconds until its next token."""
+        """Take a token from the bucket of a key, and return 0.0.
+
+        If the bucket is empty, return the seconds until its next token.
+        """
         tokens = self._tokens(key)
         if tokens < 1:
             self._put(key, tokens)
@@ -58,8 +62,8 @@ class LongPolls:
     """Limits how many long polls and streams of a token are open at the same time.
 
     Args:
-        most: Maximum number of each token.
-        all_most: Maximum number of all tokens together.
+        most: Maximum number for each token.
+        all_most: Maximum number for all tokens together.
     """
 
     def __init__(self, most: int, all_most: int) -> None:
@@ -70,7 +74,7 @@ class LongPolls:
         """Count a long poll or a stream. Call `end` at its end.
 
         Raises:
-            ApiError: The token has too many, or all tokens together have.
+            ApiError: There are too many of them for this token, or for all tokens together.
         """
         from rmq.http_framework.problems import ApiError  # it imports packages of the extra
 
@@ -88,7 +92,7 @@ class LongPolls:
         self._open[token] += 1
 
     def end(self, token: str) -> None:
-        """Count a long poll or a stream no longer."""
+        """Stop counting a long poll or a stream."""
         self._open[token] -= 1
         if not self._open[token]:
             del self._open[token]

@@ -52,7 +52,7 @@ class Server:
     Guarantee:
         Several servers may run. If another server or a consumer does the same work at the same
         time, the work takes effect once. If a server dies, no data is lost, and another server
-        leads within 15 s.
+        becomes the leader within 15 s.
 
     Raises:
         ConfigurationError: The URL is not valid, the server would be open to other machines without
@@ -177,7 +177,7 @@ class Server:
             thread.start()
 
     def stop(self) -> None:
-        """Finish running work within `grace_s` seconds, and let another server lead."""
+        """Finish running work within `grace_s` seconds, and give up the leadership."""
         until = time.monotonic() + self.config.grace_s
         for thread in self._threads:
             thread.ask_to_stop()
@@ -198,7 +198,7 @@ class Server:
         started: Callable[[], object] | None = None,
         reload: Callable[[], object] | None = None,
     ) -> None:
-        """Run until SIGTERM or SIGINT, in the main thread.
+        """Run in the main thread until SIGTERM or SIGINT.
 
         Args:
             started: Function that is called once, when the server is ready.

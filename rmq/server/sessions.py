@@ -1,7 +1,7 @@
 """Sessions: browsers that have signed in with a token, and their cookies.
 
 The browser stores a random id. Redis stores the digest of the id and the token that was used. A
-session has the rights that its token has now, and ends when the token is revoked.
+session has the current rights of its token, and ends when the token is revoked.
 """
 
 from __future__ import annotations

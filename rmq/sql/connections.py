@@ -1,7 +1,7 @@
-"""Run functions on database connections, check engines, and make engines with limits.
+"""Run functions on database connections, check engines, and create engines with limits.
 
-An action (see `rmq.kernel.core.generators`) takes an `Engine` in plain code, and an `AsyncEngine`
-in async code.
+An action (see `rmq.kernel.core.generators`) uses an `Engine` in plain code, and an `AsyncEngine` in
+async code.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ _SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction w
 def _note_missing_begin(connection: sa.Connection, name: str) -> None:
     """Record that a savepoint on SQLite has begun without a transaction.
 
-    The driver hides the missing BEGIN, so the check of a connection must know of the savepoint.
+    The driver hides the missing BEGIN, so the check of a connection needs this record.
     """
     if connection.dialect.name != "sqlite":
         return
@@ -262,7 +262,7 @@ def with_idle_limit(engine: sa.Engine, limit_s: float) -> sa.Engine:
 
 
 class IdleLimit:
-    """The idle limit of a transaction that calls Redis, on an engine of `with_idle_limit`.
+    """The idle limit of a transaction that calls Redis, on an engine from `with_idle_limit`.
 
     Args:
         connection: Connection with the transaction.
@@ -315,11 +315,11 @@ def _idle_variable(dialect: sa.Dialect) -> str:
 
 
 def with_own_pool(engine: AnyEngine) -> AnyEngine:
-    """Return an engine for the same database with a connection pool of its own.
+    """Return an engine for the same database that has its own connection pool.
 
     If handlers use all connections of the given engine, the returned engine still has connections.
-    The given engine itself is returned if its pool has no limit, or if each of its connections is a
-    separate database (SQLite in memory).
+    If the pool of the given engine has no limit, or if each of its connections is a separate
+    database (SQLite in memory), the given engine is returned.
     """
     plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
     if not isinstance(plain.pool, sa.pool.QueuePool):

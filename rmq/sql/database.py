@@ -32,8 +32,8 @@ class now_ms(sa.sql.functions.FunctionElement[int]):
 
     The result does not depend on the time zone of the database. This clock decides which rows have
     expired, so the clocks of clients do not matter. PostgreSQL and SQLite return the time at which
-    the expression is evaluated. MySQL returns the time at which the statement began. So on MySQL a
-    statement that waited for a lock may find fewer expired rows, but never more.
+    the expression is evaluated. MySQL returns the time at which the statement began. So on MySQL, a
+    statement that has waited for a lock may find fewer expired rows, but never more.
     """
 
     type = sa.BigInteger()
@@ -85,9 +85,8 @@ def _unsupported(dialect: str) -> ConfigurationError:
 class _bytes(sa.sql.functions.FunctionElement[bytes]):
     """Return an SQL parameter for bytes. MySQL and MariaDB receive the hex digits of the bytes.
 
-    Hex digits depend neither on the character set of a connection nor on how a driver passes bytes.
-    For example, aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql,
-    issue 1080).
+    Hex digits do not depend on the character set of a connection or on the driver. For example,
+    aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql, issue 1080).
     """
 
     inherit_cache = True
@@ -123,9 +122,9 @@ class _Hexed(sa.types.TypeDecorator[Any]):
 class ExactText(_Hexed):
     """Text that is compared byte by byte.
 
-    With the usual collations of MySQL and MariaDB, 'A' equals 'a' and 'a ' equals 'a'. A message
-    could then count as the duplicate of a different message. So the column is VARBINARY in these
-    databases.
+    In the usual collations of MySQL and MariaDB, 'A' equals 'a' and 'a ' equals 'a', so a message
+    could count as the duplicate of a different message. In these databases, the column is therefore
+    VARBINARY.
 
     Args:
         length: Largest number of bytes of the text in UTF-8.
@@ -170,7 +169,7 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
     """Insert a row if no row has its unique key. Return whether the row was inserted.
 
     The caller's transaction continues in both cases. If another open transaction has inserted the
-    key, the insert waits for the end of that transaction.
+    same key, the insert waits for the end of this transaction.
 
     Raises:
         DBAPIError: The insert failed for any other reason.
@@ -194,12 +193,12 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
 
 
 def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
-    """Make a write the first statement of an SQLite transaction that reads before it writes.
+    """Begin an SQLite transaction with a write, if it reads before it writes.
 
-    SQLite has one writer at a time. A transaction that has already read can become the writer only
-    if no other transaction has written since. Otherwise it fails at once with "database is locked",
-    whatever the timeout is. But a transaction whose first statement is a write waits until the
-    other writer has ended.
+    SQLite has one writer at a time. If a transaction has already read, it can become the writer
+    only if no other transaction has written since. In all other cases it fails immediately with
+    "database is locked", even with a long timeout. But a transaction whose first statement is a
+    write waits until the other writer has ended.
 
     Args:
         connection: Connection with a transaction in which no statement has run.
@@ -259,7 +258,7 @@ def secrets(url: sa.URL) -> list[str]:
 
 
 def shown(url: sa.URL) -> str:
-    """Return a URL without passwords and options, to be shown."""
+    """Return a URL without passwords and options, for messages."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 

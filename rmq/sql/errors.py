@@ -1,8 +1,8 @@
 """Classify errors of database drivers: outage, conflict, or missing table.
 
-If the database of a handler is away, the handler is not run. A `Snooze` postpones the delivery
-without losing a retry, because the message is not at fault. The longer the outage lasts, the longer
-the delivery waits.
+If the database of a handler cannot be reached, the handler is not run. A `Snooze` postpones the
+delivery without the loss of a retry, because the message is not the cause. The wait grows with the
+duration of the outage.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def is_conflict(error: BaseException) -> bool:
 
 
 def is_contention(error: BaseException) -> bool:
-    """Return whether another transaction interfered: a conflict, or a lock not released in time.
+    """Return whether another transaction interfered by a conflict, or by a lock it did not release.
 
-    On SQLite, a locked database does not count, because each writer locks the whole database. Use
-    this function only for errors of RMQ's own statements.
+    On SQLite, a locked database is no interference, because each writer locks the whole database.
+    Use this function only for errors of RMQ's own statements.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
@@ -123,7 +123,7 @@ _REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """Postpones a delivery without using a retry, because a database or Redis is unreachable."""
+    """Postpones a delivery without the loss of a retry: a database or Redis is unreachable."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -132,7 +132,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 class Outage:
-    """Measures how long a store has been away.
+    """Measures how long a store has been unreachable.
 
     Args:
         store: Name of the store, for the log.
@@ -144,10 +144,10 @@ class Outage:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Postpone the delivery if the store is away during the `with` block.
+        """Postpone the delivery if the store is unreachable during the `with` block.
 
         Raises:
-            StoreAway: The database or Redis is away, or two transactions were in conflict.
+            StoreAway: The database or Redis is unreachable, or two transactions were in conflict.
         """
         try:
             yield
@@ -162,11 +162,11 @@ class Outage:
         self._since = float("-inf")
 
     def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
-        """Return an error that postpones a delivery for as long as the outage has lasted so far.
+        """Return an error that postpones a delivery by the duration of the outage so far.
 
         The wait has a minimum and a maximum. After a conflict, the wait is short and random, so
-        that the same messages do not conflict again. It grows with the number of the message's
-        conflicts (`times`).
+        that the same messages do not conflict again, and grows with the number of conflicts
+        (`times`).
         """
         if is_conflict(error):
             return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))

@@ -1,9 +1,8 @@
 """Adoption of a client: inside a `with` block, the client's calls go to the broker of a test.
 
-Topics, consumers and admin objects of a client all have a reference to its transport. These
-references stay valid: inside the block, the same transport object has the state and the class of
-the broker's transport. The state of topic contexts, which was read from Redis, is saved and
-restored.
+Topics, consumers and admin objects of a client refer to its transport. These references stay valid:
+inside the block, the same transport object has the state and the class of the broker's transport.
+The contexts of topics have state that was read from Redis. This state is saved and restored.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ WITHIN_S = 1.0  # default tolerance of a due time
 
 
 class MessageCriteria(NamedTuple):
-    """The criteria of a test for a message. A criterion of None accepts any value."""
+    """The criteria of a test for a message. If a criterion is None, it accepts any value."""
 
     body: Any
     any_body: bool

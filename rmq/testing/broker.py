@@ -40,8 +40,8 @@ class Broker:
     """A private, empty RMQ, for `with` or `async with`. It runs the real scripts.
 
     Args:
-        backend: "embedded" uses a real redis-server, which is started once per process. It needs
-            the extra rmq[embedded] if PATH has no redis-server. "fakeredis" uses a fake server
+        backend: "embedded" uses a real redis-server, which is started once per process. If PATH has
+            no redis-server, the extra rmq[embedded] is needed. "fakeredis" uses a fake server
             inside this process, which needs the extra rmq[testing]. "auto" uses the real server if
             it is available, otherwise the fake server.
         now: Time at which the clock starts, an aware datetime or epoch ms. Default: the real time.
@@ -153,7 +153,7 @@ class Broker:
         return client
 
     def adopting(self, client: Client | AsyncClient) -> Adoption:
-        """Connect a client of the program to this broker inside `with` or `async with`.
+        """Connect a client of the program to this broker, for a `with` or `async with` block.
 
         Inside the block, the client's topics, consumers and handlers use the broker. The broker is
         empty, so each topic is created there with the settings in the program. At the end of the
@@ -176,13 +176,14 @@ class Broker:
     ) -> list[Result]:
         """Run the registered handlers in this thread until no message is due.
 
-        A failure becomes a retry or a dead letter by the same rules as in a worker.
+        After a failure, a message is retried or becomes a dead letter by the same rules as in a
+        worker.
 
         Args:
             topics: Topics whose handlers run. Default: all topics.
-            advance: True moves the clock from one due time to the next until no message waits.
-                Seconds or a timedelta move the clock forward by this time, and run the messages
-                that become due in this time.
+            advance: With True, the clock moves from one due time to the next until no message
+                waits. With seconds or a timedelta, the clock moves forward by this time, and
+                messages that become due in this time are handled.
             raises: Whether to raise the first error of a handler, after its delivery was settled.
             limit: Maximum number of runs.
 
@@ -351,7 +352,7 @@ class Broker:
         return fitting
 
     def assert_empty(self, topic: AnyTopic | None = None) -> None:
-        """Assert that a topic, or every topic, has no waiting, in-flight or dead message.
+        """Assert that a topic, or every topic, has no message that is waiting, in flight or dead.
 
         Raises:
             AssertionError: There are messages. The text lists the messages.

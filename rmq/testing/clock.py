@@ -69,7 +69,7 @@ _users = 0  # number of open brokers with a manual clock
 
 
 def start(now: Moment | None) -> Clock:
-    """Return a clock that is stopped at this time, or at the real time for None.
+    """Return a clock that is stopped at the time in `now`, by default at the real time.
 
     If this process already has a stopped clock, return that clock.
     """

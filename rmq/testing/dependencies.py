@@ -42,7 +42,7 @@ def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) ->
 
 
 class DrainedScope:
-    """Lifespans and dependencies of the process, opened around a drain in the test's thread."""
+    """Lifespans and dependencies of the process, which a drain opens in the test's thread."""
 
     def __init__(
         self, lifespans: Iterable[Callable[..., Any]], handled: Iterable[Dependencies]

@@ -1,8 +1,8 @@
-"""Drain: run handlers in the calling thread until no message is due, by the rules of the worker.
+"""Drain: run handlers in the calling thread until no message is due, by the rules of a worker.
 
-A drain runs handlers with the same code as a worker, but in one thread: each message is received,
-run and settled before the next message, and the topics take turns. So the order of runs is always
-the same, and an error appears at the line of the test that drains.
+A drain runs handlers with the same code as a worker, but in one thread. Each message is received,
+handled and settled before the next message, and the topics take turns. So the order of runs is
+always the same, and an error appears at the line of the test that calls `drain`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Result(NamedTuple):
         id: Id of the message.
         body: Body that the handler received, or the raw body if it does not fit the handler's type.
         attempt: 1 for the first delivery, 2 for the first retry.
-        verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry was
-            left), "reject", "release" (snoozed), "cancelled" (on request), "lost" (the lease was
-            lost), or "own" (the handler settled the delivery itself).
+        verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry
+            remained), "reject", "release" (snoozed), "cancelled" (on request), "lost" (the lease
+            was lost), or "own" (the handler settled the delivery itself).
         error: Exception that the handler raised, or DecodeError if the body does not fit.
         type: Type of the message. If the type has no handler, nothing runs. The verb is then
             "release", or "reject" if the message has waited longer than the topic's setting
@@ -139,7 +139,7 @@ class DrainedHandler:
     ) -> Disposition:
         """Return the disposition of a run.
 
-        A run that exceeded its max_runtime gets the disposition of an overrun.
+        If the run exceeded its max_runtime, return the disposition of an overrun.
         """
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
@@ -193,7 +193,10 @@ class DrainedTopic:
         return any(handler.is_async for handler in self._handlers)
 
     def receive_runs(self) -> list[Run]:
-        """Receive the next message, or the next batches. Return each with its handler."""
+        """Receive the next message, or the next batches.
+
+        Return each message or batch with its handler.
+        """
         self._flows.state.ready_at = []  # forget due times in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
@@ -289,7 +292,7 @@ def _waits_flow(context: TopicContext) -> Flow[list[int]]:
 
 @dataclass(eq=False)
 class Drain:
-    """A drain: its handlers, the limit of its clock, and the limit of its runs."""
+    """A drain: its handlers, the latest time of its clock, and its maximum number of runs."""
 
     topics: Sequence[DrainedTopic]
     transport: Transport
@@ -358,9 +361,10 @@ class Drain:
                 raise result.error
 
     def _advance_clock(self, next_scheduled_s: float | None) -> bool:
-        """Move the clock to the next due time. Return False if there is none within the limit.
+        """Move the clock to the next due time.
 
-        Schedules never end. So their due times count only if the drain has an end time.
+        If no due time is within the limit, return False. Schedules never end, so their due times
+        count only if the drain has an end time.
         """
         if self.clock is None or self._end_us == self.clock.now_us:
             return False
@@ -395,7 +399,7 @@ def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
 
 
 async def run_async(drain: Drain) -> list[Result]:
-    """Run a drain inside an event loop. Otherwise the function does the same as `run`."""
+    """Run a drain inside an event loop, as `run` does without an event loop."""
     task = asyncio.current_task()
 
     async def perform(step: Step) -> Dispositions:

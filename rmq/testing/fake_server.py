@@ -7,8 +7,8 @@ This module adds functions that fakeredis lacks:
 * Long replies are written completely. Long bodies are not read line by line.
 * All scripts are loaded at the start.
 
-docs/testing.md lists the differences from a real server, and a test compares the two
-(`tests/testing/test_alike.py`).
+docs/testing.md lists the differences from a real server. `tests/testing/test_alike.py` compares the
+fake server with a real server.
 """
 
 from __future__ import annotations
@@ -133,14 +133,14 @@ class _NonBlockingFile:
                 select.select([], [self._socket], [], 1.0)
 
     def flush(self) -> None:
-        """Do nothing: every write is complete."""
+        """Do nothing, because every write is complete."""
 
     def close(self) -> None:
-        """Do nothing: the server closes the socket."""
+        """Do nothing, because the server closes the socket."""
 
 
 def _one_line(reply: Any) -> Any:
-    """Cut an error to its first line: a Lua stack would break the reply."""
+    """Cut an error to its first line, because a Lua stack would break the reply."""
     if isinstance(reply, list) and any(isinstance(part, Exception) for part in reply):
         return [_one_line(part) for part in reply]  # of a transaction
     if isinstance(reply, Exception) and reply.args and "\n" in str(reply.args[0]):

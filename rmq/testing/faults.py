@@ -1,7 +1,7 @@
 """Faults for tests: lost replies, failures and delays of the calls that a test chooses.
 
 A fault acts before a call leaves the client, or after its reply has arrived. The transport does not
-retry a call with a fault: the caller immediately gets the error that it would get after all
+retry a call that has a fault. The caller immediately gets the error that it would get after all
 retries.
 """
 
@@ -32,8 +32,8 @@ TIMES_MAX = 1_000_000
 class Fault:
     """A fault that affects calls inside a `with` block.
 
-    At the end of the block, AssertionError is raised if the fault affected fewer calls than
-    requested, because a test without its fault proves nothing.
+    If the fault affected fewer calls than requested, AssertionError is raised at the end of the
+    block, because a test without its fault proves nothing.
 
     Attributes:
         fired: Number of calls that the fault has affected.
@@ -65,7 +65,7 @@ class Fault:
         return True
 
     def before(self) -> RMQError | None:
-        """Return the error that the caller gets without a call, or None."""
+        """Return the error that the caller gets instead of a call, or None."""
         if self.kind != "failure":
             return None
         return Unavailable(f"{self.verb}: a fault of the test: Redis was not reached")
@@ -156,7 +156,7 @@ def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[floa
 
 
 class FaultyTransport(Transport):
-    """A transport whose calls faults can affect."""
+    """A transport for tests: faults can affect its calls."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)

@@ -1,7 +1,7 @@
 """A pytest fixture: write `pytest_plugins = ["rmq.testing.plugin"]` in your topmost conftest.py.
 
 The plugin has no entry point. With an entry point, pytest would import RMQ at every start, in every
-project of the Python environment. This import takes a fifth of a second.
+project of the Python environment. Each import would take a fifth of a second.
 """
 
 from __future__ import annotations

@@ -45,9 +45,9 @@ class Engine:
         memory: Memory that is shared with the heartbeat.
         hooks: Methods of interceptors that run around each handler.
         loop: Event loop of async handlers.
-        heartbeat: Check of the event loop, which measures for how long it is blocked.
-        concurrency: Largest number of handlers that run at the same time in this process. With
-            None, the limits are THREADS for threads and TASKS for tasks.
+        heartbeat: Object that measures for how long the event loop is blocked.
+        concurrency: Maximum number of runs at the same time in this process. With None, the limits
+            are THREADS for threads and TASKS for tasks.
         values: Values of the dependencies and lifespans of this process.
     """
 
@@ -102,15 +102,14 @@ class Engine:
         self.fetcher.start()
 
     def stop_fetching(self) -> None:
-        """Stop receiving. Returns at once."""
+        """Stop receiving. The call returns immediately."""
         self._stopping.set()
         self.fetcher.stop()
 
     def release_waiting(self, until: float) -> None:
         """Release the deliveries whose handlers have not begun.
 
-        First wait until the fetcher has ended, but at most until `until`, a time of the monotonic
-        clock.
+        First wait until the fetcher has ended, at most until the monotonic time `until`.
         """
         self.fetcher.join(seconds_until(until))
         for queue in self.queues:
@@ -128,11 +127,14 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return one event per handler, which is set when the handler's ended runs are settled."""
+        """Return an event for each handler.
+
+        The event is set when all ended runs of the handler are settled.
+        """
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:
-        """Cancel the running handlers, release their deliveries, and close the feeds.
+        """Cancel the running handlers, release their deliveries, and stop receiving.
 
         Returns:
             Whether every delivery is settled in Redis.
@@ -177,7 +179,7 @@ class Engine:
 
 
 def seconds_until(until: float) -> float:
-    """Return the seconds from now to a time of the monotonic clock, at least 0."""
+    """Return the seconds from now to a monotonic time, at least 0."""
     return max(0.0, until - time.monotonic())
 
 

@@ -78,7 +78,7 @@ class ErrorState:
         return known
 
     def clear(self, error: RMQError | None = None) -> None:
-        """Forget the error that blocks the topic. If `error` is given, forget only that error."""
+        """Remove the error that blocks the topic. With `error`, remove only this error."""
         if error is None or self.error is error:
             self.error = None
 
@@ -92,10 +92,10 @@ def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
 
 
 def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
-    """Return a function that makes the `Delivery` or `AsyncDelivery` object for a handler.
+    """Return a function that creates the `Delivery` or `AsyncDelivery` object for a handler.
 
-    The transport of a worker is blocking. Therefore, the verbs that an async handler calls on its
-    delivery run in threads.
+    The transport of a worker is blocking. So if an async handler settles its delivery, the call
+    runs in a thread.
     """
     one = DeliveryVerbs(flows)
     if not handler.is_async:

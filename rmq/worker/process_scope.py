@@ -26,7 +26,7 @@ CHECK_S = 0.05  # time between two checks for an interrupted start
 class _Holder:
     """Keeps lifespans and dependencies (called nodes) open in one thread or task.
 
-    Some context managers, for example task groups, must be left in the task that entered them.
+    Some context managers, for example task groups, must be exited in the task that entered them.
 
     Attributes:
         opened: Future that is done when all nodes are open, or a node has failed.
@@ -62,9 +62,9 @@ class _Holder:
         raise NotImplementedError
 
     def ask_to_end(self) -> None:
-        """Request the closing of lifespans and dependencies, even while they are being opened.
+        """Request that lifespans and dependencies are closed, even while they are being opened.
 
-        Returns at once.
+        Returns immediately.
         """
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class TaskHolder(_Holder):
         self._loop = loop
 
     def start(self) -> None:
-        """Begin to open lifespans and dependencies in a task. Any thread may call it."""
+        """Begin to open lifespans and dependencies in a task. Any thread may call this method."""
         self._ending = asyncio.Event()
         self._has_begun = False
         call_in(self._loop, self._begin)
@@ -169,7 +169,7 @@ class TaskHolder(_Holder):
 
 
 class ProcessScope:
-    """Opens and closes a client's lifespans, and dependencies that live as long as the process.
+    """Opens and closes a client's lifespans, and the dependencies that live as long as the process.
 
     Lifespans and dependencies are called nodes. Nodes that are not async are opened first, in the
     order of their registration, and are closed last.

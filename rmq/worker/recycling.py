@@ -1,4 +1,4 @@
-"""Find out when a worker process must end, so that a new process replaces it."""
+"""Decide when a worker process must end, so that a new process replaces it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class RecyclingLimits:
     hanging thread.
 
     Args:
-        max_messages: Number of handled messages, or None for no limit. Each process adds up to 10 %
-            at random.
+        max_messages: Number of handled messages, or None for no limit. Each process adds a random
+            part of up to 10 %.
         max_memory: Bytes of resident memory, or None for no limit.
         timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
             for no limit.

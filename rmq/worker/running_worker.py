@@ -89,7 +89,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
 def wait_for_others(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
-    """Wait until only hanging handlers still run, at most until a time of the monotonic clock."""
+    """Wait until only hanging handlers still run, at most until a monotonic time."""
     while time.monotonic() < until and not is_cut_short():
         if all(len(queue.work.times.running) == queue.hung() for queue in queues):
             return
@@ -225,9 +225,9 @@ class RunningWorker:
         """Release waiting deliveries because a handler is stuck, and wait for the other handlers.
 
         A delivery whose handler hangs is not released. When the lease expires, the delivery is
-        rolled back at the cost of a retry. So a message that makes every worker hang becomes a dead
-        letter. If the time in `timeout_kill` is over, the hanging deliveries have already failed. A
-        stop then releases the other deliveries.
+        rolled back and its message loses a retry. So a message that makes every worker hang becomes
+        a dead letter. If the time in `timeout_kill` has passed, the hanging deliveries have already
+        failed. A stop then releases the other deliveries.
         """
         now, grace_s = time.monotonic(), self._options.grace_s
         until = now + min(grace_s, ABANDON_S)

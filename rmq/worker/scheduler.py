@@ -70,7 +70,7 @@ class SchedulerThread:
         return max(0.0, min([self._poll_at, *self._due_at.values()]) - now)
 
     def ask_to_stop(self) -> None:
-        """Request that the thread ends. Returns at once."""
+        """Request that the thread ends. The call returns immediately."""
         self._stopping.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:

@@ -1,7 +1,8 @@
 """The watchdog: a thread that checks the engine and the heartbeat of a worker.
 
 During an outage of Redis, the watchdog logs that Redis cannot be reached. When a worker starts,
-this module opens its topics in another thread, so that a stop does not have to wait for Redis.
+this module opens the worker's topics in another thread, so that a stop does not have to wait for
+Redis.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class OutageLog:
         self._reported_at = float("-inf")
 
     def report(self) -> None:
-        """Check in another thread whether Redis answers, and log the result. Returns at once."""
+        """Check in another thread whether Redis answers, and log the result.
+
+        The call returns immediately.
+        """
         if time.monotonic() - self._reported_at >= REPORT_EVERY_S and self._lock.acquire(
             blocking=False
         ):
@@ -301,8 +305,8 @@ class Watchdog:
         """Allow the heartbeat to renew leases for some time.
 
         The permission ends when a running handler reaches its time limit. So leases are renewed
-        even while a call holds the GIL, but not while the process hangs. If a process no longer
-        runs this method, the heartbeat kills the process.
+        while a call holds the GIL, but not while the process hangs. If a process no longer calls
+        this method, the heartbeat kills the process.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
@@ -311,7 +315,7 @@ class Watchdog:
             self._memory.note_step(max(KILL_LEAST_S, hang_s))
 
     def allow_kill(self) -> None:
-        """Allow the heartbeat to kill this process from now on, whenever the process hangs."""
+        """From now on, allow the heartbeat to kill this process if it hangs."""
         self._may_kill = True
         self._allow_renewals(time.monotonic())
 
@@ -338,7 +342,7 @@ class Watchdog:
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
-        """Return when the slowest part of the engine made its last step, and the part's handler.
+        """Return when the slowest part of the engine made its last step, and its handler.
 
         The handler is None if the part serves all handlers.
         """

@@ -54,7 +54,7 @@ def leave_with(code: int) -> int:
     When Python exits, it waits for the threads of `asyncio.to_thread` and of other pools. These
     threads may never return. The private `threading._register_atexit` can register a function that
     runs before this wait. But since Python 3.12, such a function cannot start a thread. So this
-    call starts a thread now, which waits for the exit.
+    function starts a thread now, and the thread waits for the exit.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
@@ -80,7 +80,7 @@ def _leave(exiting: threading.Event, code: int) -> None:
 
 
 def leave_now(code: int) -> None:
-    """Flush the output, and end this process at once."""
+    """Flush the output, and end this process immediately."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -94,10 +94,10 @@ class Worker:
         client: Client with the handlers and the address of Redis.
         topics: Names of topics whose handlers run, or None for all topics.
         interceptors: Interceptors around handlers, inside the interceptors of the client.
-        grace: Longest time that a stop waits for running handlers, seconds or timedelta.
-        concurrency: Largest number of handlers that run at the same time in this process. With
-            None, the limits are 64 for threads and 1000 for tasks. A handler with a larger
-            `concurrency` raises the limit to this number.
+        grace: Maximum time for which a stop waits for running handlers, seconds or timedelta.
+        concurrency: Maximum number of runs at the same time in this process. With None, the limits
+            are 64 for threads and 1000 for tasks. If a handler has a larger `concurrency`, the
+            limit is this number.
         watchdog: Time without progress after which `run` ends with exit code 70, or None for no
             limit.
         heartbeat: "process" renews leases in a process that handlers cannot block. "thread" renews
@@ -196,7 +196,7 @@ class Worker:
         return exists
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin to receive messages in threads, and return at once.
+        """Begin to receive messages in threads, and return immediately.
 
         Args:
             loop: Event loop of async handlers, or None for a new loop in its own thread.
@@ -256,9 +256,9 @@ class Worker:
     def stop(self, grace: Duration | None = None) -> bool:
         """Stop receiving, wait for running handlers, and release the other deliveries.
 
-        The call waits for handlers at most the time in `grace`. It takes at most 2 s longer, even
-        during an outage of Redis. Any thread may call this method, also during `run`. If another
-        thread is starting or stopping the worker, the call waits for that thread.
+        The call waits for handlers for at most the time in `grace`. It takes at most 2 s longer,
+        even during an outage of Redis. Any thread may call this method, also during `run`. If
+        another thread is starting or stopping the worker, the call waits for this thread.
 
         Returns:
             Whether all deliveries that had begun are finished, and settled in Redis.
@@ -291,8 +291,8 @@ class Worker:
 
         Returns:
             0: All deliveries that had begun were finished and settled.
-            4: The grace time was over, or Redis could not be reached. The unfinished messages are
-            delivered again.
+            4: The grace time has passed, or Redis could not be reached. The unfinished messages are
+                delivered again.
             70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process by
             SIGABRT instead.
             71: A lifespan failed.

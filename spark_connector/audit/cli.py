@@ -162,7 +162,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 class _Store:
-    """Write the audit's rows to a directory or to tables, and then its report and lists."""
+    """Writes the rows of an audit to a directory or to tables, and then its report and lists."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self._spark = spark
@@ -193,10 +193,9 @@ class _Store:
         return self._spark.read.parquet(path)
 
     def finish(self, findings: Findings) -> int:
-        """Write the report, the totals, and resend.txt with the ids of the lost messages.
+        """Write the report, the totals, and resend.txt, which has the ids of the lost messages.
 
-        Return how many lost messages are left out of resend.txt, because their ids are not ids of
-        RMQ.
+        Return how many lost messages resend.txt omits, because their ids are not ids of RMQ.
         """
         if self._out is None or self._messages is None:
             return 0

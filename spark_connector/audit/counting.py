@@ -1,4 +1,7 @@
-"""Count messages by state: in total, by topic, and over time. Each result has a maximum size."""
+"""Count messages by state: in total, by topic, and over time.
+
+The size of each result is limited.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,9 @@ def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
 def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
     """Count sent, delivered and lost messages over time, in steps of a minute or longer.
 
-    Return the length of a step in ms, and the steps. A step is longer than a minute if the time
-    span in `span_ms` would have more than 240 steps. A lost message is counted at the time when it
-    was sent. A delivered message is counted at its first ack.
+    Return the length of a step in ms, and the steps. A step is longer than a minute if `span_ms`
+    has more than 240 minutes. A lost message is counted when it was sent. A delivered message is
+    counted at its first ack.
     """
     step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])
     lost = F.count_if(F.col("status") == words.LOST)

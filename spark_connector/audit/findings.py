@@ -33,7 +33,7 @@ class Gap(NamedTuple):
     """A range of a producer's sequence numbers that are missing in the ledger.
 
     `at_ms` is the time of the message after the range, in epoch ms. `topic` is None if the producer
-    numbers its messages across topics. `slot` is None if it numbers them across slots.
+    numbers its messages across topics. `slot` is None if it numbers its messages across slots.
     """
 
     topic: str | None
@@ -107,7 +107,7 @@ class Findings:
         return {name: counts.get(name, 0) for name in self.faults if counts.get(name, 0)}
 
     def doubts(self) -> list[str]:
-        """Return the reasons why the audit has no verdict, or an empty list if it has one."""
+        """Return the reasons why the audit has no verdict, or an empty list if it has a verdict."""
         reasons = []
         if not self.ledger:
             reasons.append("the ledger is empty")
@@ -129,8 +129,8 @@ class Findings:
         """Exit code of the command.
 
         The audit has no verdict if the ledger or the delivery log is empty, because then no message
-        or every message looks lost. If some rows are unreadable, the audit can still find faults in
-        the other rows. But if it finds no fault there, it has no verdict.
+        or every message looks lost. If some rows are unreadable, the audit can find faults in the
+        other rows. But if it finds no fault in the other rows, it has no verdict.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED

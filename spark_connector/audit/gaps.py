@@ -1,9 +1,10 @@
 """Find gaps: sequence numbers of a producer that are missing in the ledger.
 
-A producer numbers its messages in each slot. Sorting the numbers would bring all rows of a producer
-into one task. Instead the numbers are first combined into runs of 64, and the runs into blocks. A
-block has no gap if it has every number between its first and its last number, and if it begins
-where the previous block ended. Only the rows of other blocks, which may have gaps, are sorted.
+A producer numbers its messages in each slot. A sort of the numbers would bring all rows of a
+producer into one task. So the numbers are first combined into runs of 64, and the runs into blocks.
+A block has no gap if it has every number between its first and its last number, and if it begins
+where the previous block ended. The rows of all other blocks may have gaps, and only these rows are
+sorted.
 
 The audit cannot find gaps before the first number or after the last number of a ledger.
 """
@@ -37,15 +38,13 @@ _COUNT: Final = [
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the rows of a ledger that have a sequence number, with the count of each row.
+    """Return the rows of a ledger that have a sequence number, and the sequence of each row.
 
-    A count is a producer's sequence of numbers. It is identified by topic, producer, slot and
-    epoch.
+    A sequence of numbers is identified by topic, producer, slot and epoch.
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
-        scope: What a producer counts: the messages of each slot, of each topic, or all its
-            messages.
+        scope: Messages that a producer numbers together: those of each slot, of each topic, or all.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()
@@ -67,7 +66,7 @@ def gaps(
     """Return the ranges of missing sequence numbers, one row for each gap.
 
     The columns are topic, producer, slot, epoch, first, last, missing and at. The column `at` is
-    the time of the message after the gap. Gaps after the horizon are left out. An epoch is the time
+    the time of the message after the gap. Gaps after the horizon are omitted. An epoch is the time
     between two restarts of a producer. In a ledger without epochs, a producer has restarted if its
     lowest number occurs again, or occurs after its highest number. The epochs are then "1", "2" and
     so on. Rows before the first restart have the epoch "0".
@@ -144,9 +143,10 @@ def _blocks(rows: DataFrame) -> DataFrame:
 
 
 def _restarted(blocks: DataFrame) -> DataFrame:
-    """Find the counts that began again at their lowest number. Return them with this number.
+    """Find the sequences that began again at their lowest number.
 
-    A count is a producer's sequence of numbers. Only counts without epochs are examined.
+    Return these sequences with this number. A sequence has the numbers of one producer. Only
+    sequences without epochs are examined.
     """
     counts = blocks.filter("epoch = ''").groupBy(*_COUNT).agg(
         F.min("low").alias("base"),
@@ -159,7 +159,7 @@ def _restarted(blocks: DataFrame) -> DataFrame:
 
 
 def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
-    """Return the rows of the counts that began again, and add the epoch of each row."""
+    """Return the rows of the sequences that began again, and add the epoch of each row."""
     restarted_rows = rows.join(F.broadcast(restarted), _COUNT)
     starts = (
         restarted_rows.filter(F.col("seq") == F.col("base"))

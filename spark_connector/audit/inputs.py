@@ -1,7 +1,7 @@
 """Read the inputs of an audit into columns with fixed names and types, with times as epoch ms.
 
-A row without an id, a topic or a time is unreadable, and is left out. Such rows are counted,
-because an unreadable row may be the ack of a message that looks lost.
+A row without an id, a topic or a time is unreadable, and is omitted. Such rows are counted, because
+an unreadable row may be the ack of a message that looks lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Summary(NamedTuple):
         rows: Number of readable rows.
         unreadable: Number of rows without an id, a topic or a time.
         settled: Number of readable rows that are old enough to be judged: not later than the
-            horizon. It is 0 if the caller gave no horizon.
+            horizon. The number is 0 if the caller gave no horizon.
         first_ms: Oldest time, epoch ms, or None if no row has a time.
         last_ms: Newest time, epoch ms, or None if no row has a time.
         producers: Approximate number of producers, within a few percent.
@@ -54,7 +54,7 @@ def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
 def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
     """Return a delivery log: message_id, topic, delivered_at, slot, attempt, outcome.
 
-    If there is no column `outcome`, every row counts as an ack.
+    If the column `outcome` is missing, every row counts as an ack.
     """
     _need(frame, words.DELIVERIES, option)
     if "outcome" in frame.columns:
@@ -180,8 +180,8 @@ def _time(frame: DataFrame, name: str, option: str) -> Column:
 def time_ms(frame: DataFrame, name: str, option: str) -> Column:
     """Return a time as epoch ms.
 
-    The column is a timestamp, a whole number of ms, or a text with one of the two. A text or a
-    timestamp without a time zone is read in the session's time zone.
+    The column is a timestamp, a whole number of ms, or a text with a timestamp or a number. The
+    session's time zone applies to times without a time zone.
     """
     kind = frame.schema[name].dataType
     if isinstance(kind, T.TimestampType | T.TimestampNTZType):

@@ -42,19 +42,20 @@ def audit(
 
     Args:
         ledger: Messages that producers sent, with the columns in docs/spark.md.
-        deliveries: Deliveries that consumers got, and their outcomes.
+        deliveries: Deliveries to consumers, and their outcomes.
         snapshot: Contents of the queues, read before the ledger and the log are closed. None if the
             queues were empty.
         as_of_ms: Time of the snapshot, epoch ms. Default: the oldest time in its column `taken_at`.
         settle_ms: Time before the snapshot, in ms. Messages sent in this time are not judged.
         is_outbox: True if the ledger is the table `rmq_stub`.
-        scope: What a producer counts: messages of each "slot", of each "topic", or all its messages
-            ("producer").
+        scope: Messages that a producer numbers together: those of each "slot", of each "topic", or
+            all its messages ("producer").
         topics: Topics to audit. Empty for all topics.
         limit: Maximum number of messages in a list of the findings.
-        faults: Classes that count as faults, of `words.FAULTS`.
+        faults: Names of the classes of messages that count as faults. `words.FAULTS` lists all
+            classes.
         keep: Function that stores rows and returns a DataFrame of the stored rows. It is called
-            with the name "messages" or "gaps" and the rows. The audit then reads the stored rows.
+            with a name ("messages" or "gaps") and the rows. The audit then reads the stored rows.
 
     Raises:
         UsageError: A column is missing or has a value that is not allowed.
@@ -193,7 +194,7 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Return the number of gaps, how many sequence numbers are missing in them, and a list of gaps.
+    """Return the number of gaps, the number of missing sequence numbers, and a list of gaps.
 
     The number of gaps is None if no row has a sequence number.
     """

@@ -1,7 +1,7 @@
 """Read the outbox's table as a ledger, and convert message ids to ids of stubs, in plain SQL.
 
-A stub is a row of the outbox. Its id is the id of its message with the slot and the topic's check
-bits (bits 64 to 87) set to zero, see `rmq.sql.outbox.tables`. In the text form with 5 bits per
+A stub is a row of the outbox. Its id is the id of its message, in which the slot and the topic's
+check bits (bits 64 to 87) are zero. See `rmq.sql.outbox.tables`. In the text form with 5 bits per
 character, these bits are the last bit of character 12, all bits of characters 13 to 16, and the
 first three bits of character 17.
 """
@@ -25,8 +25,8 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
     """Return rows of the outbox's table `rmq_stub` as a ledger, with the stub's id.
 
     A stub that was never sent is `unsent`, a stub that a consumer confirmed is `confirmed`, and a
-    withdrawn stub is `void`. Without a column `confirm` every stub needs a consumer's confirmation.
-    A row is unreadable if its column `sends` is not a number.
+    withdrawn stub is `void`. If the column `confirm` is missing, every stub needs a consumer's
+    confirmation. A row is unreadable if its column `sends` is not a number.
     """
     inputs._need(frame, words.OUTBOX, option)
     kind = frame.schema["id"].dataType

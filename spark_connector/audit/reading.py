@@ -87,8 +87,8 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
 def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
     """Read JSON lines as text columns, so that Spark need not read the file twice to infer types.
 
-    Column names come from the first 100 lines. A column that is missing in all of these lines is
-    left out.
+    Column names come from the first 100 lines. A column that is missing in all these lines is
+    omitted.
     """
     lines = [row[0] for row in spark.read.text(path).limit(_SAMPLE_LINES).collect()]
     present: dict[str, None] = {}

@@ -1,8 +1,8 @@
 """Find the state of each message from the ledger, the delivery log and the snapshot.
 
 The three inputs become one table, which is grouped once, so every row is shuffled once. Rows are
-shuffled before they are grouped. An input has each message only once or twice, so grouping the rows
-first would fill the memory, and then the disk, without reducing the rows. Only numbers are
+shuffled before they are grouped. An input has each message only once or twice. If the rows were
+grouped first, this would fill the memory and the disk without a reduction of rows. Only numbers are
 aggregated, because Spark can then group by hash and need not sort. A topic and an id identify a
 message. Times are epoch ms until the last step.
 """
@@ -58,8 +58,7 @@ def states(
         horizon_ms: End of the judged time, epoch ms. A later message that is in no log and no queue
             is pending.
         rows: Number of rows of the three inputs, from which the number of tasks is computed.
-        producers: Approximate number of producers. The names of many producers are joined in
-            another way than the names of few.
+        producers: Approximate number of producers. It decides how their names are joined.
 
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
@@ -131,7 +130,7 @@ def _status(horizon_ms: int) -> Column:
 def _twice() -> Column:
     """Return whether a message was acked more than once.
 
-    Two equal rows show that a log was read twice, so they count as one ack.
+    Two equal rows count as one ack, because they show that a log was read twice.
     """
     return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 

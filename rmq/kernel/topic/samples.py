@@ -22,15 +22,8 @@ def stored(
 ) -> Flow[list[list[Figures]]]:
     """Return the stored samples of each topic since a time.
 
-<<<<<<< HEAD
-    They come from the given rings, each of which has samples of one resolution. A round trip reads
-    all topics.
-
-    The samples are not sorted. The same sample may occur twice.
-=======
-    Only the given rings are read; each ring has samples of one resolution. The samples are not
-    sorted, and a sample may occur twice.
->>>>>>> 4d0298c8 (kernel: rewrite docstrings of follow-ups, handlers, sends and topics)
+    Only the given rings are read; each ring has samples of one resolution. A round trip reads all
+    topics. The samples are not sorted, and a sample may occur twice.
     """
     found: list[list[Figures]] = [[] for _ in contexts]
     for ring in rings:
@@ -54,15 +47,9 @@ def stored(
 
 
 def before(
-<<<<<<< HEAD
     contexts: Sequence[TopicContext], now_ms: int, *windows_ms: int
 ) -> Flow[list[tuple[Figures | None, ...]]]:
-    """Return the sample of some time ago of each topic, for each of the given times.
-=======
-    context: TopicContext, now_ms: int, *windows_ms: int
-) -> Flow[tuple[Figures | None, ...]]:
-    """Return a topic's sample for each of the given ages.
->>>>>>> 4d0298c8 (kernel: rewrite docstrings of follow-ups, handlers, sends and topics)
+    """Return a sample of each topic for each of the given ages.
 
     The result for an age is the newest sample that is at least that old. If all samples are
     younger, the result is the oldest sample.

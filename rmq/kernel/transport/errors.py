@@ -1,16 +1,14 @@
 """Classify errors of Redis, and convert them to errors of RMQ.
 
-The code at the beginning of a reply identifies the error. The text after it does not, because it
-may contain names: a topic may be called "uploading" or "readonly-orders". redis-py removes some
-codes from the text. The name of the exception class then replaces the code. Source of the table:
-the server's error codes, and the exceptions of redis-py 5 to 8.
+The code at the beginning of a reply identifies the error. The text after the code does not identify
+it, because it may contain names: a topic may be called "uploading" or "readonly-orders". redis-py
+removes some codes from the text. In this case, the exception class identifies the error. Source of
+the table: the server's error codes, and the exceptions of redis-py 5 to 8.
 
 The function `denied` explains a refusal by the ACL: it shows the refused command, key or channel,
 and the rule to add. If the command is inside a script, Redis 6.2 and 7.0 do not name the command.
-It is then found by the line number in the error.
-
-The function `advice` explains TLS errors, because the text of OpenSSL names the failed check, but
-not the cause.
+The function then finds the command by the line number in the error. The function `advice` explains
+TLS errors, because the text of OpenSSL names the failed check, but not the cause.
 """
 
 from __future__ import annotations

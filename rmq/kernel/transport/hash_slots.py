@@ -24,7 +24,7 @@ ANEW = -2  # value in `next_ready` for a slot whose topic was deleted or created
 
 
 class Divided(NamedTuple):
-    """The parts of a divided command, and a function that joins their values."""
+    """The parts of a divided command, and a function that joins the values of the parts."""
 
     parts: list[Command[Any]]
     join: Callable[[Sequence[Any]], Any]
@@ -35,8 +35,8 @@ def divide(command: Command[Any], hash_slot: HashSlot) -> Divided | None:
 
     Return None if all keys are in one slot.
 
-    The function `join` in the result is called with the values or RMQErrors of the parts. It raises
-    the first RMQError that concerns the caller.
+    Call the function `join` of the result with the values or RMQErrors of the parts. It returns the
+    joined value, or raises the first RMQError that concerns the caller.
     """
     if command.script.name != "next_ready":
         return None  # every other script works on one slot
@@ -117,9 +117,9 @@ class SlotTable:
 
     Attributes:
         version: Number of times that the whole table was read.
-        nodes: Nodes in the reply that was read last, including replicas.
-        suspects: Nodes that did not answer the last time. The value of a node is the time at which
-            calls with `fails_fast` try the node again, by the monotonic clock.
+        nodes: Nodes in the last reply to CLUSTER SLOTS, including replicas.
+        suspects: Nodes that did not answer the last call. The value for a node is the monotonic
+            time at which calls with `fails_fast` try it again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
@@ -157,8 +157,8 @@ class SlotTable:
 
         Args:
             node: The node.
-            took_s: Duration of the attempt. None means that an old connection was dead, so the node
-                may be tried again at once.
+            took_s: Duration of the attempt in seconds. With None, an old connection was dead, so
+                the node may be tried again immediately.
         """
         pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
         self.suspects[node] = time.monotonic() + pause_s

@@ -1,4 +1,4 @@
-"""Choose the transport of an address."""
+"""Open the transport for an address."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def parse(url: object) -> Address:
 
 
 def connections(value: object, field: str = "max_connections") -> int:
-    """Return the maximum number of a client's connections as a number, after checking it."""
+    """Check the maximum number of connections of a client, and return it as an int."""
     text = str(value)
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")

@@ -25,8 +25,8 @@ class Entry(NamedTuple):
 
     Attributes:
         state: "consumed" if the work is done. "consuming" if a delivery works on the key, or if the
-            process of that delivery has died. A "consuming" row that never expires shows that a run
-            of `exactly_once` committed only a part of its work.
+            process of that delivery has died. If a "consuming" row never expires, a run of
+            `exactly_once` has committed only a part of its work.
         message_id: Id of the message whose delivery claimed the key.
         delivery: Delivery number of that message (`d.fence`).
         since: Time of the claim, by the database's clock.
@@ -72,10 +72,10 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
     """Delete old rows that no message needs any more. Return the number of deleted rows.
 
     The call deletes rows that have expired, and old rows that never expire. `exactly_once` without
-    `ttl` writes rows that never expire. If a copy of a message arrives after its row was deleted,
-    the work is repeated. So choose an `older_than` that is longer than any message may wait, be
-    retried, or stay a dead letter. Claims of running handlers, and rows whose `ttl` has not passed,
-    are not deleted.
+    `ttl` writes rows that never expire. If a copy of a message arrives after the deletion of its
+    row, the work is repeated. So `older_than` must be longer than the time in which any message may
+    wait, be retried, or stay a dead letter. Claims of running handlers, and rows whose `ttl` has
+    not passed, are not deleted.
 
     Args:
         engine: Engine of the ledger's database.
@@ -106,7 +106,7 @@ def _purge(engine: AnyEngine, older_than: Duration) -> Procedure[int]:
 
 
 def _delete_batch(connection: sa.Connection, older_ms: int) -> tuple[int, bool]:
-    """Delete one batch of old rows. Return the number deleted, and whether more may be left."""
+    """Delete one batch of old rows. Return their number, and whether more old rows may exist."""
     rows = ledger.c
     write_first(connection, rows.key)
     is_old = sa.and_(

@@ -49,7 +49,7 @@ def exactly_once(
     """Run a handler in a transaction that takes effect once for each business key.
 
     Write this decorator below `@topic.handler`. For each delivery, RMQ opens a transaction, inserts
-    a row of the ledger, and calls the handler with the connection or session to write with. When
+    a row into the ledger, and calls the handler with the connection or session for its writes. When
     the handler returns, RMQ commits the row and the handler's writes together. The handler must not
     commit or roll back itself. To roll back, it raises an exception, for example `rmq.Snooze`,
     `rmq.Retry` or `rmq.Reject`. If you call the function directly, for example in a unit test, it
@@ -64,7 +64,7 @@ def exactly_once(
             same key count as copies of one message.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
             each consumer does the work.
-        ttl: How long a key is remembered, in seconds or as a timedelta, at least the lease.
+        ttl: Time for which a key is remembered, in seconds or as a timedelta, at least the lease.
             Default: until `rmq.ledger.purge`.
         parameter: Name of the handler's parameter for the connection or session. Default:
             `connection` or `session`.
@@ -73,17 +73,17 @@ def exactly_once(
         The handler's writes through its connection or session take effect exactly once: while the
         row exists, the writes of exactly one delivery commit. After a crash, a lost lease or a lost
         Redis, the database has all of these writes or none. A copy of the message waits at the
-        unique index until the transaction has ended. Then the copy is handled, or acked without
-        work. Other effects of the handler, such as a mail or a write to another database, are not
-        covered.
+        unique index until the transaction has ended. After a rollback the copy is handled, and
+        after a commit it is acked without work. Other effects of the handler, such as a mail or a
+        write to another database, are not covered.
 
         The row is "consuming" until just before the commit, and then "consumed". If a handler
         catches a database error that rolled its transaction back, it fails with
         `rmq.WorkRolledBack`. If a handler ends the transaction itself, it may have committed only a
-        part of its writes. The message is then neither handled again nor acked. It becomes a dead
-        letter with this reason. The delivery is postponed without losing a retry if the database is
-        away, does not answer the commit, or reports a conflict of transactions. Any other error of
-        the database is a failure.
+        part of its writes. The message then becomes a dead letter with this reason, and is not
+        handled again. If the database is unreachable, does not answer the commit, or reports a
+        conflict of transactions, the delivery is postponed without the loss of a retry. Any other
+        error of the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid, or the function lacks the parameter.
@@ -116,10 +116,11 @@ def once(
     *,
     consumer: str = "default",
 ) -> Iterator[Any]:
-    """Open a transaction for a part of the work on a message, which takes effect once.
+    """Open a transaction in which a part of the work on a message takes effect once.
 
-    Give `Delivery.step` a function that uses it. A step alone runs again if the process dies before
-    its value is stored. With `once`, the writes of the step are not repeated even then.
+    Use it in a function that you pass to `Delivery.step`. If the process dies before the value of a
+    step is stored, the step runs again. With `once`, the writes of the step are not repeated even
+    in this case.
 
         def charge(d: rmq.Delivery) -> None:
             with rmq.ledger.once(engine, d, "charge") as connection:
@@ -142,7 +143,8 @@ def once(
 
     Raises:
         WorkRolledBack: A statement in the block had failed, and the database rolled back.
-        Snooze: Another run of this message has the row. Let it pass, and the message comes back.
+        Snooze: Another run of this message has the row. Do not catch this exception: RMQ then
+            delivers the message again.
     """
     row, has_sessions = _row_of_part(delivery, name, consumer), isinstance(source, sessionmaker)
     opens: Any = source
@@ -230,7 +232,7 @@ class _Attempt:
 
 
 class ExactlyOnce(Middleware):
-    """A transaction around a handler. `exactly_once` creates it."""
+    """Middleware that runs a handler in a transaction. `exactly_once` creates it."""
 
     def __init__(self, source: Source, key: KeyOf, consumer: str, ttl_ms: int | None) -> None:
         self._source: Any = source
@@ -321,13 +323,12 @@ class ExactlyOnce(Middleware):
 
     @contextmanager
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
-        """Postpone the delivery if the database, not the message, is at fault in the `with` block.
+        """Postpone the delivery if the database causes an error in the `with` block.
 
-        If the delivery is postponed, no write was committed.
-
-        A message may cause such an error in every run, for example by a statement that crashes the
-        server. Such a message would be postponed forever. So after several errors in a row, the
-        error counts as a failure of the message.
+        If the delivery is postponed, no write was committed. A message may cause such an error in
+        every run, for example by a statement that crashes the server. So that such a message is not
+        postponed forever, the error counts as a failure of the message after several errors in a
+        row.
 
         Raises:
             StoreAway: The database is away, or the transaction was in conflict with another
@@ -360,7 +361,7 @@ class ExactlyOnce(Middleware):
     def _count(self, delivery: DeliveryData, most: int) -> int:
         """Count a database error in the run of a message.
 
-        Return how many such errors the message has had in a row, at most the number in `most`.
+        Return the number of such errors in a row, at most `most`.
         """
         key = (delivery.id, most)
         times = self._counts.pop(key, 0) + 1
@@ -393,8 +394,8 @@ def _finish(
 ) -> None:
     """Mark the row as done at the end of the transaction.
 
-    A handler may catch a database error and return. PostgreSQL then silently turns RMQ's COMMIT
-    into a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have already rolled
+    A handler may catch a database error and return. PostgreSQL then silently replaces RMQ's COMMIT
+    by a ROLLBACK. MariaDB (after a deadlock) and SQLite (after some errors) have already rolled
     back. Later writes of the handler then belong to a new transaction, which does not include RMQ's
     row.
 

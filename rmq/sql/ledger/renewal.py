@@ -3,7 +3,8 @@
 Claims in a plain engine are renewed by a thread. Claims in an async engine are renewed by a task,
 because its connections belong to an event loop. All claims of a process are renewed together. A
 claim is renewed until its run ends, even if the delivery has lost its lease. If finished work
-cannot be marked as done, the renewal tries again until a marked row would have expired.
+cannot be marked as done, the renewal tries again, until the time at which the marked row would have
+expired.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class RunningClaim:
 
     Attributes:
         due: Time of the next renewal, by the monotonic clock.
-        ttl_ms: How long the row is kept after it is marked as done, in ms. None until the work is
-            done.
+        ttl_ms: Time for which the row is kept after it is marked as done, in ms. None until the
+            work is done.
         mark_at: Time of the next attempt to mark the row, by the monotonic clock.
         mark_until: Time at which the row would expire if it were marked. After this time, there are
             no more attempts.
@@ -73,9 +74,9 @@ class Renewal:
     """The claims of running handlers, and their periodic renewal.
 
     Args:
-        transact: Function that calls a function with a connection of `engine`.
+        transact: Function that calls another function with a connection of `engine`.
         engine: Engine whose connections are used only for renewal.
-        dispose: Whether to close the connections when no claim is left.
+        dispose: Whether to close the connections when no claim remains.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Renewal:
         return unmarked
 
     def _round(self) -> Procedure[None]:
-        """Renew the claims that are due, and mark finished work as done."""
+        """Renew the claims whose renewal is due, and mark finished work as done."""
         for batch, hold_ms in self._due():
             try:
                 yield from self._transact(rows.renew, batch, hold_ms, engine=self._engine)

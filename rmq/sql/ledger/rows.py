@@ -1,8 +1,8 @@
 """Statements on rows of the ledger. Each function takes a plain Connection.
 
-Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set. So an
-owner that has lost a row can neither mark the row as done nor delete it. The database's clock
-decides which rows have expired.
+Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set, so an
+owner that has lost the row can neither mark it as done nor delete it. The database's clock decides
+which rows have expired.
 
 The table `rmq_ledger` has one row for each business key of a consumer and topic.
 """
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     Attributes:
         owner: Message id, delivery number and a random part. The random part is needed because
             Redis assigns the same delivery numbers again after it has lost recent data.
-        former: The topic that the message was redriven from, and the id of the message in that
+        former: The topic from which the message was redriven, and the id of the message in this
             topic.
     """
 
@@ -70,9 +70,9 @@ class StoredRow(NamedTuple):
 
     Attributes:
         created_ms: Time at which the row was claimed, epoch ms.
-        left_ms: Time until the row expires, in ms, or None if the row does not expire. A
-            "consuming" row that does not expire shows that a run of `exactly_once` committed only a
-            part of its transaction.
+        left_ms: Time until the row expires, in ms, or None if the row does not expire. If a
+            "consuming" row does not expire, a run of `exactly_once` has committed only a part of
+            its transaction.
         age_ms: Time since the row was claimed, ms.
     """
 
@@ -88,11 +88,11 @@ class StoredRow(NamedTuple):
         return self.left_ms is not None and self.left_ms <= 0
 
     def check_done(self) -> None:
-        """Raise an error unless the work of a row was done. The row must not have expired.
+        """Raise an error if the work of a row is not done. The row must not have expired.
 
         Raises:
-            Snooze: Another delivery has the claim. The wait is as long as the claim is old, and
-                ends at the latest when the claim expires.
+            Snooze: Another delivery has the claim. The wait equals the age of the claim, but ends
+                at the latest when the claim expires.
             Reject: A part of the work was committed, so the work can be neither repeated nor
                 skipped.
         """
@@ -174,7 +174,7 @@ def replace(
 
 
 def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
-    """Return whether the message's work was done in the topic that it was redriven from.
+    """Return whether the work was done in the topic from which the message was redriven.
 
     Raises:
         Snooze, Reject: As in `StoredRow.check_done`.
@@ -220,8 +220,8 @@ def begin(connection: sa.Connection, row: Row) -> bool:
     """Claim a row in the caller's transaction. Return False if the work was done before.
 
     The row is inserted first. If another open transaction has inserted the same row, the insert
-    waits for the end of that transaction. Other transactions see the claim only after a commit. If
-    a handler commits before its end, the claim must stay, so it never expires.
+    waits for the end of that transaction. Other transactions see the claim only after a commit. The
+    claim never expires, because it must stay if the handler itself commits too early.
 
     Raises:
         Snooze: A `Ledger` has the claim, or another run took over the expired row first.

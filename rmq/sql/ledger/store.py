@@ -36,25 +36,25 @@ ATTEMPTS = 3  # attempts of a transaction that conflicts with another transactio
 
 
 class Ledger:
-    """Claims on business keys in a database. Use it in place of `rmq.Claims`.
+    """Claims on business keys in a database, instead of `rmq.Claims`.
 
     Write `@rmq.idempotent(Ledger(engine), key=...)` above a handler. Before the handler runs, the
-    key of its message is claimed in a transaction of its own. The claim's row is "consuming" and
-    expires after the time in `hold`, unless it is renewed. RMQ renews it while the handler runs.
-    When the handler has returned, the row is "consumed" and expires after the `ttl` of
-    `idempotent`. If the handler fails, the row is deleted. A delivery that finds the row
-    "consuming" is not acked. The delivery is postponed without losing a retry.
+    key of its message is claimed in a separate transaction. The claim's row is "consuming", and
+    expires after the time in `hold` unless RMQ renews it. RMQ renews the row while the handler
+    runs. When the handler has returned, the row is "consumed" and expires after the `ttl` of
+    `idempotent`. If the handler fails, the row is deleted. If another delivery finds the row
+    "consuming", it is not acked but postponed without the loss of a retry.
 
     Args:
         engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
             database needs the table `rmq_ledger` (`rmq ledger create`). Its pool must have a
-            connection for each handler that starts or ends at the same time. The handlers' own
-            connections and one connection for renewal come in addition.
+            connection for each handler that starts or ends at the same time. In addition, the
+            database needs connections for the handlers themselves, and one connection for renewal.
         consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
             each consumer does the work.
-        hold: How long a claim lives without a renewal, in seconds or as a timedelta, at least 1 s.
-            Usually the lease of the topic. After a crash, the message waits until its claim has
-            expired.
+        hold: Time for which a claim lives without a renewal, in seconds or as a timedelta, at least
+            1 s. Usually the lease of the topic. After a crash, the message waits until its claim
+            has expired.
 
     Guarantee:
         While the row of a key exists, there is at most one run of this key at a time, and no run
@@ -63,10 +63,10 @@ class Ledger:
         the row is marked. The work is also repeated if the process stops for longer than `hold`,
         for example because an async handler blocks its event loop. For effects in the same
         database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
-        delivery's lease is lost or its `max_runtime` is over. If the database is away, the delivery
-        is postponed without losing a retry. If finished work cannot be marked as done, this process
-        keeps the claim and tries again. It gives up when the `ttl` has passed since the end of the
-        work.
+        delivery's lease is lost or its `max_runtime` has passed. If the database is unreachable,
+        the delivery is postponed without the loss of a retry. If finished work cannot be marked as
+        done, this process keeps the claim and tries again, until the `ttl` has passed since the end
+        of the work.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
@@ -99,7 +99,7 @@ class Ledger:
 
     @property
     def is_async(self) -> bool:
-        """Whether the engine is async. If it is, the ledger works for `async def` handlers only."""
+        """Whether the engine is async. The ledger then works only for `async def` handlers."""
         return isinstance(self._engine, AsyncEngine)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Ledger:
     # --- for its middleware ----------------------------------------------------------------------
 
     def check(self) -> Procedure[None]:
-        """Refuse a database without the table."""
+        """Check that the database has the table of the ledger."""
         return check_table(self._engine, ledger, COMMAND)
 
     def transact(
@@ -135,7 +135,7 @@ class Ledger:
             engine: Engine to use instead of the engine of the ledger.
 
         Raises:
-            Snooze: The database is away.
+            Snooze: The database is unreachable.
         """
         action = WithConnection(engine or self._engine, verb, *arguments)
         attempts = 0
@@ -168,7 +168,7 @@ class Ledger:
 
 
 class LedgerMiddleware(Middleware):
-    """Claims in a `Ledger` around a handler. `idempotent` creates it."""
+    """Middleware that claims keys in a `Ledger` before a handler runs. `idempotent` creates it."""
 
     def __init__(self, store: Ledger, key: KeyOf, ttl_ms: int, check: Check | None) -> None:
         self._store = store
@@ -182,7 +182,7 @@ class LedgerMiddleware(Middleware):
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Refuse a handler whose kind (async or plain) does not fit the engine or `check`."""
+        """Check that the handler (async or plain) fits the engine and the `check` function."""
         check_kind(handler, self._store.is_async, "its ledger")
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(

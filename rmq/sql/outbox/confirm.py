@@ -4,12 +4,10 @@
     success         the stub is confirmed and the log row deleted, in one transaction
     failure         the log row is deleted, because the message is back in its queue
 
-If a consumer dies before the second or third step, its log row stays. For the time
-`Outbox.log_for`, the log row keeps the message from being sent again.
-
-Other outboxes often keep the log row until the message is confirmed. In these outboxes, the log row
-of a consumer that died can hide a lost message forever. In RMQ, a log row counts for a limited
-time.
+If a consumer dies before the second or third step, its log row stays. For the time in
+`Outbox.log_for`, the log row prevents that the message is sent again. Other outboxes often keep the
+log row until the message is confirmed, so the log row of a dead consumer can hide a lost message
+forever. In RMQ, a log row has an effect only for a limited time.
 """
 
 from __future__ import annotations
@@ -156,7 +154,7 @@ class Confirms(Middleware):
 def _mark_worked(delivery: DeliveryData) -> None:
     """Record that the work is done.
 
-    The claim on the work is then marked as done even if the stub cannot be confirmed.
+    Its claim is then marked as done even if the stub cannot be confirmed.
     """
     claim = inner_of(delivery).claim
     if claim is not None:
@@ -214,9 +212,10 @@ class Confirming:
             one has found that the work was already done. After a crash between the handler's commit
             and the confirmation, the message is delivered again. With a ledger, the message is then
             confirmed without running the handler. If finished work cannot be confirmed, its claim
-            is marked as done, and the delivery is postponed without losing a retry. The next
-            delivery confirms the message without running the handler. If a handler settles its
-            delivery itself, the delivery is not confirmed, because it may not have been acked.
+            is marked as done, and the delivery is postponed without the loss of a retry. The next
+            delivery confirms the message without running the handler. If a handler itself settles
+            its delivery, the stub is not confirmed, because the handler may not have acked the
+            delivery.
 
         Raises:
             InvalidType: `engine`, `via` and the handler are not all plain or all async.
@@ -238,7 +237,7 @@ class Confirming:
             confirmations.handler(outbox.confirm_handler(engine))
 
         The handler is async for an AsyncEngine. A stub that is already confirmed, void or purged is
-        not changed. A message that is not a confirmation becomes a dead letter at once.
+        not changed. A message that is not a confirmation becomes a dead letter immediately.
 
         Args:
             engine: Engine of the database with the stubs.
@@ -259,7 +258,7 @@ class Confirming:
         return confirm_async if _is_async(engine) else confirm
 
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
-        """Return a function for `check` in `@rmq.idempotent`, which says whether work is left.
+        """Return a function for `check` in `@rmq.idempotent`: whether work must still be done.
 
         The function returns True while the stub of a delivery is unconfirmed or exhausted. If the
         stub is confirmed or void, the function returns False: the delivery is acked, and the

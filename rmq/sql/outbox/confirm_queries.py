@@ -58,7 +58,7 @@ def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
 
 
 def is_open(connection: Connection, id: str) -> bool:
-    """Return whether the work of a stub is not done yet, or True if there is no such stub."""
+    """Return whether the work of a stub is not done yet. If there is no such stub, return True."""
     status = _status(connection, id)
     return status is None or status in OPEN
 

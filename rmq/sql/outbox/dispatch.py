@@ -1,9 +1,9 @@
 """Send stubs to Redis: many stubs in one call, with an outcome for each stub.
 
-A stub can be refused for two kinds of reasons. Permanent reasons are the stub's own fault, for
-example a body that is too large for the topic. A permanent refusal must not hold up other stubs.
-Temporary reasons belong to the topic or the server, for example a full topic or a refused login. A
-temporary refusal must not count as a send of the message.
+There are two kinds of refusals. A permanent refusal is caused by the stub, for example by a body
+that is too large for the topic. It must not delay other stubs. A temporary refusal is caused by the
+topic or the server, for example by a full topic or a refused login. It must not count as a send of
+the message.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Refused(NamedTuple):
 
     Attributes:
         error: Reason of the refusal.
-        is_permanent: Whether the stub is at fault, so that no later send can succeed.
+        is_permanent: Whether the stub is the cause, so that no later send can succeed.
         is_slot_full: Whether the slot of the stub has no room for all stubs of the call.
     """
 
@@ -126,9 +126,9 @@ class Dispatcher:
 
     @property
     def idle_limit_s(self) -> float:
-        """How long the transaction of a send may be idle, in seconds.
+        """Maximum idle time of a send's transaction, in seconds.
 
-        The limit is longer than a call of Redis may take.
+        It is longer than any call of Redis.
         """
         return IDLE_S + self._parts.retry_s
 
@@ -146,7 +146,7 @@ class Dispatcher:
             After a stub that was refused temporarily, no other stub of its slot is sent.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away. Some stubs may have been sent.
+            Unavailable, OutcomeUnknown: Redis is unreachable. Some stubs may have been sent.
         """
         self._limit = None if connection is None else IdleLimit(connection, self.idle_limit_s)
         is_timed = any(stub.due_ms > now_ms for stub in stubs)
@@ -170,9 +170,9 @@ class Dispatcher:
     def context(self, topic: str, codec: int) -> TopicContext:
         """Return the context of a topic for stubs, whose bodies are already encoded.
 
-        A topic that does not exist is created with its former settings, if a dispatcher of this
-        client has seen them. Otherwise it is created with the settings that the program declared on
-        this client.
+        A missing topic is created with its former settings, if a dispatcher of this client has read
+        them before. Otherwise it is created with the settings that the program declared on this
+        client.
 
         Raises:
             InvalidValue: The name is not valid. Opening the topic may raise other errors.
@@ -244,7 +244,10 @@ class Dispatcher:
     def _send_halving(
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
-        """Send stubs. If a stub is at fault, find it by halving the list, and send the others."""
+        """Send stubs.
+
+        If one stub causes an error, find it by halving the list, and send the other stubs.
+        """
         if not pairs:
             return []
         try:
@@ -269,7 +272,7 @@ class Dispatcher:
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send stubs. If a slot has no room for all its stubs, send as many of the first as fit.
+        """Send stubs. If a slot has no room for all its stubs, send only the first stubs that fit.
 
         Redis stores all messages of a call for a slot, or none of them. So a slot with room for 100
         messages would refuse a call with 500 stubs forever.
@@ -334,7 +337,7 @@ def _is_not_durable(outcome: Outcome) -> bool:
 
 
 def _refused_as_full(outcomes: Sequence[Outcome], indexes: Iterable[int]) -> list[int]:
-    """Return the indexes whose messages a full slot has refused."""
+    """Return the indexes of the messages that a full slot has refused."""
     return [i for i in indexes if isinstance(o := outcomes[i], Refused) and o.is_slot_full]
 
 
@@ -354,7 +357,7 @@ def _outcomes(
     """Return an outcome for each stub: its result, or a refusal with the given error.
 
     A stub is refused if it has no result, or if its entry in `counts` is False. With
-    `is_slot_full`, a stub without a result is refused because its slot is full.
+    `is_slot_full`, the reason for a missing result is a full slot.
     """
     all_results = list(results) or [None] * len(counts)
     return [

@@ -42,7 +42,7 @@ class Counts(NamedTuple):
         void: Stubs that were withdrawn.
         exhausted: Stubs that are not sent any more, after too many sends or a permanent error.
         oldest_unsent_ms: Age of the oldest unsent stub, or None.
-        next_resend: Next time at which a stub that has no row in `rmq_log` is resent, or None.
+        next_resend: Next time at which a stub without a row in `rmq_log` is resent, or None.
         overdue_ms: Time since `next_resend`, or 0 if `next_resend` has not passed. While a resender
             runs, this time stays below a few seconds.
     """

@@ -1,14 +1,16 @@
 """Lost messages: decide which stubs have to be sent again.
 
-A stub (the row of a message in the outbox) is lost if all of this is true (docs/decisions/0011):
+A stub (the row of a message in the outbox) is lost if all these conditions are true
+(docs/decisions/0011):
 
 - It is unconfirmed, and its resend time has come.
 - No consumer works on its message.
 - Redis has the message in no queue.
 - Consumers have received later messages of the slot.
 
-Messages are located by id. A message that is in none of its slot's queues is settled, removed, or
-lost. Redis cannot tell these cases apart. Only a program that recorded the end of the message can.
+Messages are located by id. If a message is in none of its slot's queues, it was settled, removed or
+lost. Redis cannot distinguish these cases. Only a program that has recorded the end of the message
+can do this.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ NOWHERE = Located(None, 0, True)
 def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
     """Locate messages of one topic. Return one answer for each message, in order.
 
-    A topic that Redis no longer has counts as a topic without messages. The next send finds that
+    If Redis no longer has the topic, none of the messages is in a queue. The next send finds that
     the topic is missing, and may create it again with its former settings.
 
     Args:
@@ -128,7 +130,7 @@ class Sorted(NamedTuple):
 
 
 class LossDetector:
-    """Finds out which stubs are lost, among stubs whose resend time has come.
+    """Finds lost stubs among the stubs whose resend time has come.
 
     Args:
         dispatcher: Dispatcher that opens topics and calls Redis.
@@ -140,10 +142,10 @@ class LossDetector:
         self._engine = engine
 
     def sort(self, due: Sequence[DueStub]) -> Sorted:
-        """Sort stubs by the state of their messages. The resend time of each stub has come.
+        """Sort stubs, whose resend time has come, by the state of their messages.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away.
+            Unavailable, OutcomeUnknown: Redis is unreachable.
         """
         located = self._locate(due)
         in_queue, moved, gone = set(), set(), []

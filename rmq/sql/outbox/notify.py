@@ -33,7 +33,7 @@ TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 class Exhausted:
     """Describes a stub (a message's row) that is not sent any more. A hook gets this object.
 
-    The body of the message is left out, because it may be confidential.
+    The body of the message is omitted, because it may be confidential.
 
     Attributes:
         id: Stub id, as `Outbox.send` returned it.
@@ -120,7 +120,10 @@ class Notifier:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects. A redirected POST would be a GET without its body, and look successful."""
+    """Refuses redirects.
+
+    A redirected POST would become a GET without a body, which may look successful.
+    """
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
@@ -137,12 +140,12 @@ class Webhook:
     Args:
         url: http:// or https://. The URL may contain a secret, so only its host is logged.
         headers: Headers to add to the request, for example {"Authorization": "Bearer ..."}.
-        timeout: Limit for the connection, and for each wait for an answer, in seconds or as a
+        timeout: Time limit for the connection, and for each wait for an answer, in seconds or as a
             timedelta, at most 30 s.
 
     Guarantee:
-        A stub counts as reported after an answer with a status of 200 to 299. Redirects are not
-        followed. If the answer is lost, a stub is posted twice, with the same `id`.
+        A stub is reported when the answer has a status of 200 to 299. Redirects are not followed.
+        If the answer is lost, the stub is posted again, with the same `id`.
 
     Raises:
         InvalidValue, InvalidType: An argument is not valid.

@@ -89,9 +89,10 @@ class Outbox(Confirming, Repair):
             send, its stub becomes "exhausted", and the resender calls its `notify` hook.
         resend: Time after each send until an unconfirmed message may be sent again: rmq.Exponential
             or rmq.Levels. The longest waits of the policy are used, without jitter.
-        max_body: Largest encoded body in bytes, up to 16 MiB. If the topic allows less, the send
-            fails, and the stub is "exhausted" with the error.
-        log_for: How long a consumer's log row prevents a resend, in seconds or as a timedelta.
+        max_body: Maximum size of an encoded body in bytes, up to 16 MiB. If the topic has a smaller
+            limit, the send of a larger body fails, and its stub is "exhausted" with the error.
+        log_for: Time for which a consumer's log row prevents a resend, in seconds or as a
+            timedelta.
 
     Raises:
         InvalidValue, InvalidType: An argument is not valid.
@@ -116,7 +117,7 @@ class Outbox(Confirming, Repair):
         self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
-        """Return the shortest time in ms from a message's last send to its next send.
+        """Return the minimum time in ms from a message's last send to its next send.
 
         The time depends on the number of sends so far.
         """
@@ -342,7 +343,10 @@ _INSERT = {is_delayed: _insert(is_delayed).inline() for is_delayed in (False, Tr
 
 
 class _Parameter(NamedTuple):
-    """A parameter of a compiled INSERT. `convert` changes a value as the driver wants it."""
+    """A parameter of a compiled INSERT.
+
+    `convert` converts a value to the form that the driver needs.
+    """
 
     name: str
     constant: Any

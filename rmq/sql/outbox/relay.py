@@ -1,9 +1,9 @@
 """The relay: send the stubs of committed transactions.
 
 The relay works in rounds. A round is one transaction: lock the next stubs, send them to Redis, mark
-them as sent, commit. On SQLite, which locks the whole database, a round is two transactions, before
-and after the send. If a relay dies between sending and marking, the next round sends the stubs
-again with the same ids. Redis replies "duplicate" as long as it remembers the ids.
+them as sent, commit. On SQLite, which locks the whole database, a round has two transactions: one
+before and one after the send. If a relay dies between sending and marking, the next round sends the
+stubs again with the same ids. Redis replies "duplicate" as long as it remembers the ids.
 
 Any number of relays may run. The resender handles messages that are lost after they were sent.
 """
@@ -57,7 +57,7 @@ class Relay:
     """Sends stubs to Redis, in one thread.
 
     Args:
-        outbox: Outbox whose policy decides when a sent message counts as lost.
+        outbox: Outbox whose policy decides when a sent message may be lost.
         engine: Plain Engine of the database with the stubs. The relay is not async.
         client: Client with the prefix and the interceptors. Topics that do not exist are created
             with the settings declared on this client (`client.topic(name, slots=8)`), or with the
@@ -81,15 +81,15 @@ class Relay:
         """Send one batch of stubs.
 
         Returns:
-            The number of stubs that no longer wait. They were sent, or can never be sent and are
-            now "exhausted".
+            The number of stubs that no longer wait, because they were sent, or can never be sent
+            and are now "exhausted".
 
         Guarantee:
             Only stubs of committed transactions are sent. If this process or the database dies
             between a send and the marking of its stub, the stub is sent again under the same id.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away. No stub was marked as sent.
+            Unavailable, OutcomeUnknown: Redis is unreachable. No stub was marked as sent.
             ConfigurationError: The table is missing. Errors of the database are raised as they are.
         """
         with self._engine.connect() as connection:
@@ -98,8 +98,8 @@ class Relay:
     def run(self, stop: threading.Event) -> None:
         """Send stubs until `stop` is set. A batch that has begun is finished first.
 
-        While Redis or the database is away, the relay tries again at growing intervals of up to 30
-        s.
+        While Redis or the database is unreachable, the relay tries again at growing intervals of up
+        to 30 s.
 
         Raises:
             ConfigurationError: The table is missing.

@@ -59,7 +59,7 @@ def take(
     """Lock the next stubs to send, until the transaction ends.
 
     On SQLite no row is locked, because the single lock of SQLite would block all writers while
-    Redis is called. There, `mark` skips stubs that another relay has already sent.
+    Redis is called. On SQLite, `mark` skips stubs that another relay has already sent.
 
     Args:
         connection: Connection with a transaction that reads committed data, not a snapshot.
@@ -84,7 +84,7 @@ def take(
 
 
 def _with_bodies(connection: sa.Connection, rows: Sequence[Any]) -> list[Stub]:
-    """Return the stubs of rows. Read the large bodies that `take` did not read."""
+    """Convert rows to stubs, and read the large bodies that `take` did not read."""
     taken = [Stub(*row[: len(Stub._fields)]) for row in rows]
     missing = [stub.seq for stub in taken if stub.body is None]
     if not missing:

@@ -1,7 +1,7 @@
 """Repair of stubs by hand: resend, void, withdraw, purge.
 
 A stub is the row of a message in the outbox. `resend` and `void` are part of the caller's
-transaction. They do not need Redis, because the relay sends the stub again. `withdraw` also cancels
+transaction. Neither needs Redis, because the relay sends the stub again. `withdraw` also cancels
 the message of a void stub that still waits in Redis.
 """
 
@@ -52,9 +52,9 @@ class Repair:
     def resend(self, here: Here, id: Id) -> None:
         """Send a message again now, regardless of its resend time and number of sends.
 
-        The count of sends in the message's row (the stub) starts again at 0. So an exhausted stub
-        becomes "unsent" like a new stub. The relay sends the stub. A message that is still in Redis
-        is not stored twice.
+        The number of sends in the message's row (the stub) becomes 0. So an exhausted stub becomes
+        "unsent", like a new stub. The relay sends the stub. A message that is still in Redis is not
+        stored twice.
 
         Args:
             here: Connection or Session with the caller's transaction, which is not committed here.
@@ -100,7 +100,7 @@ class Repair:
     ) -> CancelStatus | Literal["unknown"]:
         """Withdraw a stub (a message's row), and cancel its message if the message still waits.
 
-        The call uses a transaction of its own.
+        The call uses a separate transaction.
 
         Args:
             engine: Engine of the database with the tables.
@@ -137,15 +137,15 @@ class Repair:
     ) -> int:
         """Delete stubs that are confirmed or void, and log rows of consumers that died.
 
-        Each transaction deletes up to 1000 rows. Keep stubs as long as their messages may come
-        back. If the stub is gone, a consumer treats the message as if it was sent without an
-        outbox.
+        Each transaction deletes up to 1000 rows. Keep stubs as long as their messages may be
+        delivered again. If the stub of a message is gone, a consumer handles the message as if it
+        had been sent without an outbox.
 
         Args:
             engine: Engine of the database with the tables.
             older_than: Minimum age of a stub, in seconds or as a timedelta. The age counts from the
-                time at which the stub was written, due or last sent, whichever is latest. Log rows
-                are also kept until `log_for` is over.
+                latest of three times: when the stub was written, when it was due, and when it was
+                last sent. Log rows are also kept until `log_for` has passed.
             dry_run: Whether to only count the stubs.
             progress: Function that is called with the number of deleted stubs and the number of all
                 stubs to delete.
@@ -221,7 +221,10 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change a stub if it is unconfirmed or exhausted. Otherwise return its status."""
+    """Change a stub that is unconfirmed or exhausted.
+
+    If the stub has another status, only return this status.
+    """
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)

@@ -53,8 +53,8 @@ class Round(NamedTuple):
         sent: Number of stubs that were sent again. Each resend counts as a send of the stub.
         waiting: Number of stubs that were postponed because their messages are in a queue (waiting,
             in flight or dead), or were redriven to another topic.
-        held: Number of stubs that were postponed because consumers have not yet handled later
-            messages of the slot, or because Redis temporarily refused them.
+        held: Number of stubs that were postponed, because consumers have not yet handled later
+            messages of the slot, or because Redis temporarily refused the stubs.
         exhausted: Number of stubs that became exhausted in this round.
         reported: Number of exhausted stubs, of this round or earlier rounds, for which the `notify`
             function was called.
@@ -68,7 +68,10 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """Number of stubs handled. If the number equals the batch size, more stubs may be due."""
+        """Number of handled stubs.
+
+        If this equals the batch size, the resend time of more stubs may have come.
+        """
         return self.sent + self.waiting + self.held + self.exhausted
 
 
@@ -77,7 +80,7 @@ def _sum(*rounds: Round) -> Round:
 
 
 class Resender:
-    """Sends lost messages of an outbox again, and reports messages whose sends are used up.
+    """Sends lost messages of an outbox again, and reports messages that have been sent too often.
 
     Any number of resenders may run, in any number of processes. Each stub is handled by one
     resender at a time.
@@ -91,10 +94,9 @@ class Resender:
         batch: Maximum number of stubs in a round, 1 to 1000.
 
     Guarantee:
-        The stub of a lost message is sent again, under the same id, and each send is counted in the
-        transaction that made it. If a process dies after the send and before its transaction
-        commits, this send is not counted. But the message is in its queue, so it is not lost and
-        not sent again.
+        The stub of a lost message is sent again with the same id. Each send is counted in its own
+        transaction. If a process dies after the send and before this transaction commits, the send
+        is not counted. But the message is then in its queue, so it is not sent again.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid.
@@ -126,8 +128,8 @@ class Resender:
         """Handle at most one batch of stubs whose resend time has come.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is away. No stub was postponed. Stubs that were sent
-                may be sent again.
+            Unavailable, OutcomeUnknown: Redis is unreachable. No stub was postponed. Stubs that
+            were sent may be sent again.
             ConfigurationError: A table is missing. Errors of the database are raised as they are.
         """
         with require_table(stubs, CREATE), require_table(logs, CREATE):
@@ -143,8 +145,8 @@ class Resender:
     def run(self, stop: threading.Event) -> None:
         """Run a round every second until `stop` is set. A round that has begun is finished first.
 
-        While Redis or the database is away, the resender tries again at growing intervals of up to
-        30 s.
+        While Redis or the database is unreachable, the resender tries again at growing intervals of
+        up to 30 s.
 
         Raises:
             ConfigurationError: A table is missing.
@@ -223,11 +225,11 @@ class Resender:
     # --- sending ---------------------------------------------------------------------------------
 
     def _send(self, lost: list[DueStub]) -> Round:
-        """Send all stubs that were found lost, in as many calls as necessary.
+        """Send all lost stubs, in as many calls as necessary.
 
         Between these calls, the resender does not search for lost messages again. A second search
-        would miss the remaining ones, because consumers have not yet handled the messages that were
-        just sent.
+        would miss the remaining lost messages, because consumers have not yet handled the messages
+        that were just sent.
         """
         total = Round()
         while lost:

@@ -31,8 +31,8 @@ class DueStub(NamedTuple):
 
     Attributes:
         seq, id, topic, slot_basis, codec, sends, resend_at: Columns of the stub with these names.
-        slot, offset: Slot of the message after the last send, and the number that it got in the
-            slot.
+        slot, offset: Slot of the message after the last send, and the number of the message in this
+        slot.
     """
 
     seq: int
@@ -52,7 +52,10 @@ class DueStub(NamedTuple):
 
 
 def topics(connection: sa.Connection) -> list[tuple[str, int]]:
-    """Return the topics of unconfirmed stubs that were sent, each with the codec of one stub."""
+    """Return the topics that have sent and unconfirmed stubs.
+
+    Each topic has the codec of one such stub.
+    """
     query = (
         sa.select(stubs.c.topic, sa.func.min(stubs.c.codec))
         .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0)
@@ -62,7 +65,10 @@ def topics(connection: sa.Connection) -> list[tuple[str, int]]:
 
 
 def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
-    """Return stubs whose resend time has come and that have no recent log row. Lock no rows."""
+    """Return stubs whose resend time has come and that have no recent log row.
+
+    No rows are locked.
+    """
     logged = sa.exists().where(
         logs.c.id == stubs.c.id, logs.c.received > now_ms_once() - log_for_ms
     )
@@ -202,7 +208,7 @@ def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> 
 
 
 def record_report(connection: sa.Connection, seq: int, success: bool) -> None:
-    """Mark a stub as reported. After a failure, let any process report it again."""
+    """Mark a stub as reported. If the report failed, any process may report it again."""
     values = {"notified": now_ms()} if success else {"resend_at": now_ms()}
     connection.execute(_unreported_stub(seq).values(**values))
 

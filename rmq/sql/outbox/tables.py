@@ -19,11 +19,11 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
     rmq_log    id          the stub id of a message that a consumer has received
                topic, slot, offset, received
 
-The ids of a stub and of its message are computed from each other. A message id contains its slot,
-and only Redis knows how many slots a topic has. A business transaction must not need Redis. So the
-id of a stub has slot 0 and check 0, and its message has the same id with both filled in. The
-message id depends only on the stub and the topic. So every send of a stub uses the same id, and
-Redis replies to a second send with "duplicate".
+The id of a stub and the id of its message can be computed from each other. A message id contains a
+slot, and only Redis knows how many slots a topic has. But a business transaction must not need
+Redis. So the id of a stub has slot 0 and check 0, and the id of its message has the real slot and
+check. The message id depends only on the stub and the topic. So every send of a stub uses the same
+id, and Redis replies to a second send with "duplicate".
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
     """Return the id of a stub's message, for a topic that is open.
 
-    Without a slot basis, the stub's id chooses the slot. The topic's first slot count is used, so
-    that a resize does not change the id of a stub's message.
+    If there is no slot basis, the stub's id selects the slot. The slot is computed with the topic's
+    first number of slots, so that a resize does not change the message id.
 
     Raises:
         InvalidValue: The value is not an id.
@@ -138,9 +138,9 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
 
-    A due time in the past is omitted. The time to live of a message counts from its due time.
-    Without a due time, it counts from the time at which the stub was written. If this time is over,
-    the message expires when a consumer is about to receive it.
+    A due time in the past is omitted. The expiry of a message counts from its due time, or from the
+    time at which the stub was written if there is no due time. If the expiry has passed, the
+    message is sent, and expires when a consumer is about to receive it.
 
     Args:
         stub: Stub to send.

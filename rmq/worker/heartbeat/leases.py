@@ -1,9 +1,9 @@
-"""The shared leases of a worker, and the deliveries that it received under them.
+"""The shared leases of a worker, and the deliveries that it received under these leases.
 
 A `LeaseTracker` has the leases of one topic. The consumer of the topic reports to the tracker which
-deliveries were received and which were settled. The tracker writes both to the shared memory, where
-the heartbeat reads them. For each lease, the heartbeat writes the time until which the lease is
-surely valid.
+deliveries were received and which were settled. The tracker writes these deliveries to the shared
+memory, which the heartbeat reads. For each lease, the heartbeat writes the time until which the
+lease is surely valid.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ FOREVER = float("inf")
 
 
 class WorkerMemory:
-    """The worker's access to the memory that worker and heartbeat share.
+    """The worker's access to the memory that the worker and its heartbeat share.
 
     Args:
-        leases_ms: Length of the lease of each topic in ms. Until a topic is open, the length is a
-            guess.
-        begun: Largest number of begun deliveries that the memory can record.
-        claims: Largest number of claims that the memory can record.
+        leases_ms: Length of the lease of each topic in ms. Until a topic is open, the length is an
+            estimate.
+        begun: Maximum number of begun deliveries in the memory.
+        claims: Maximum number of claims in the memory.
     """
 
     def __init__(self, leases_ms: Sequence[int], begun: int, claims: int) -> None:
@@ -69,7 +69,7 @@ class WorkerMemory:
         self.shared.words[self.shared.topics_at + topic * 2 + 1] = lease_ms
 
     def renew_until(self, until: float) -> None:
-        """Allow the heartbeat to renew leases until a time of the monotonic clock."""
+        """Allow the heartbeat to renew leases until a monotonic time."""
         self.shared.times[1] = until
 
     def note_step(self, kill_s: float) -> None:
@@ -100,9 +100,9 @@ class WorkerMemory:
             self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 4] = serial
 
     def add_claim(self, delivery: InnerDelivery, lease_index: int) -> None:
-        """Let the heartbeat renew the claim of a delivery from now on.
+        """From now on, let the heartbeat renew the claim of a delivery.
 
-        The topic and the slot of the claim have the index `lease_index`.
+        `lease_index` identifies the topic and the slot of the claim.
         """
         claim, words = delivery.claim, self.shared.words
         assert claim is not None
@@ -127,7 +127,7 @@ class WorkerMemory:
         )
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Remove deliveries that are settled, or have not begun after all, with their claims."""
+        """Remove deliveries that are settled or that will not begin, with their claims."""
         for delivery in deliveries if self._begun or self._claims else ():
             row = self._begun.pop(delivery, -1)
             if row >= 0:
@@ -143,9 +143,9 @@ class WorkerLease:
     """A shared lease: one lease for several deliveries that this worker received from a slot.
 
     Attributes:
-        until: Time until which the lease was surely valid when it was last checked, by the
-            monotonic clock; 0 if the lease is lost or was never checked.
-        is_renewed: Whether the heartbeat renews the lease, because the next receive uses it again.
+        until: Monotonic time until which the lease is surely valid, as of the last check. 0 if the
+            lease is lost or was never checked.
+        is_renewed: Whether the heartbeat renews the lease, so that the next batch can use it.
     """
 
     __slots__ = ("_is_lost", "_shared", "is_renewed", "lease_index", "number", "until")
@@ -159,10 +159,7 @@ class WorkerLease:
         self._is_lost = False
 
     def safe_until(self) -> float:
-        """Return the time until which the lease is surely valid, or 0 if the lease is lost.
-
-        The result is a time of the monotonic clock.
-        """
+        """Return the monotonic time until which the lease is valid, or 0 if the lease is lost."""
         if self._is_lost or self._shared.lost(self.lease_index) == self.number:
             self.mark_lost()
         else:
@@ -175,9 +172,9 @@ class WorkerLease:
         return time.monotonic() >= self.safe_until()
 
     def note_received(self, since: float, lease_ms: int) -> None:
-        """Record a receive call that began at the time in `since`.
+        """Record a receive call that began at the time `since`.
 
-        At the time of the call, at least half of the lease was left.
+        At this time, at least half of the lease remained.
         """
         self.until = max(self.until, since + lease_ms / 2000)
 
@@ -206,15 +203,15 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease that the next receive from a slot uses, or 0 if none."""
+        """Return the number of the lease for the next batch of a slot, or 0 without a lease."""
         lease = self.leases.get(slot)
         return 0 if lease is None else lease.number
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Register the shared lease of a batch of deliveries.
 
-        `since` is the time at which the receiving call began. The lease does not end before
-        `lease_ms` milliseconds after this time.
+        `since` is the time at which the call began that received the batch. The lease ends at the
+        earliest `lease_ms` milliseconds after this time.
         """
         lease = self.leases.get(slot)
         if lease is not None and lease.number == number:
@@ -287,14 +284,11 @@ class LeaseTracker:
     # --- for the worker --------------------------------------------------------------------------
 
     def numbers(self) -> dict[int, int]:
-        """Return the number of each slot's lease. Slots without a valid lease are left out."""
+        """Return the number of each slot's lease. Slots without a valid lease are omitted."""
         return {slot: each.number for slot, each in list(self.leases.items()) if not each.is_lost()}
 
     def slots_with_requests(self) -> set[int]:
-        """Return the slots in which a renewal found requests to cancel deliveries.
-
-        Renewals before the last call of this method are not counted again.
-        """
+        """Return slots in which renewals have found requests to cancel, since the last call."""
         found = set()
         for slot in list(self.leases):
             count = self._shared.requests(self._topic * SLOTS_MAX + slot)

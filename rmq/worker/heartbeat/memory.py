@@ -41,7 +41,7 @@ class SharedMemory:
              5... name and owner
 
     A lease_index is topic * SLOTS_MAX + slot. Each word about a lease contains the number of the
-    lease. So a reader of one word knows which lease it describes.
+    lease, so a reader of a single word knows to which lease it belongs.
     """
 
     def __init__(self, fd: int, topics: int, begun: int, claims: int) -> None:

@@ -1,11 +1,12 @@
 """The heartbeat of a worker: it renews the shared leases and the claims.
 
-The heartbeat has its own process, because a handler could stop a thread: it can block the event
-loop, or keep the GIL in a C function. The process loads RMQ's transport, its scripts and this
+The heartbeat has its own process, because a handler could block a thread of the worker, for example
+if it keeps the GIL in a C function. The process loads RMQ's transport, its scripts and this
 package, but no module of the worker.
 
-- It renews nothing while the worker is stopped (by SIGSTOP or a debugger), or after `renew_until`.
-- It kills a worker that cannot run, because a handler keeps the GIL forever.
+- The heartbeat renews nothing while the worker is stopped (by SIGSTOP or a debugger), or after
+  `renew_until`.
+- The heartbeat kills a worker that cannot run because a handler keeps the GIL forever.
 - When the worker dies, the heartbeat releases the deliveries that had not begun, and ends.
 
 `rmq.worker.heartbeat.start` starts the heartbeat, in a thread if it cannot start a process.
@@ -134,8 +135,8 @@ class Heartbeat:
     def is_hung(self, now: float) -> bool:
         """Return whether the worker has made no step for too long.
 
-        Each round of renewals calls this method once. Only time in which the heartbeat itself ran
-        counts. The machine may have been suspended, and then neither process made a step.
+        Each round of renewals calls this method once. Only the time counts in which the heartbeat
+        itself has run. If the machine was suspended, neither process could make a step.
         """
         step, kill_s = self.memory.times[4], self.memory.times[5]
         self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)
@@ -185,7 +186,7 @@ class Heartbeat:
     def _call_for_claims(
         self, claims: list[Any], are_renewed: bool
     ) -> list[tuple[list[Any], int, Any]]:
-        """Renew claims, or give them up if `are_renewed` is false, with one call per slot.
+        """Renew claims, or give up claims if `are_renewed` is false, with one call per slot.
 
         Returns:
             For each call, its claims, its topic, and its reply or error.
@@ -225,10 +226,9 @@ class Heartbeat:
         """Release the deliveries of a dead worker that had not begun, as soon as Redis answers.
 
         Give up when the leases of these deliveries have expired. The deliveries are then rolled
-        back at the cost of a retry.
-
-        A lease that was never renewed has no end in the shared memory. But the worker is dead, so
-        each lease ends at the latest one full lease length from now.
+        back, and their messages lose a retry. If a lease was never renewed, its end is not in the
+        shared memory. But the worker is dead, so each lease ends after at most its full length from
+        now.
         """
         until = time.monotonic() + self._longest_lease_s()
         while not self._is_released():
@@ -237,7 +237,7 @@ class Heartbeat:
             time.sleep(pause_s)
 
     def _longest_lease_s(self) -> float:
-        """Return the longest lease of the topics with deliveries in flight, in seconds."""
+        """Return the longest lease among the topics that have deliveries in flight, in seconds."""
         memory = self.memory
         return max(
             (

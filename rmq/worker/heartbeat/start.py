@@ -92,7 +92,7 @@ class HeartbeatThread:
             self._heartbeat.transport = connect(self._url, self._transport.timeout_s)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the heartbeat, and wait for a renewal that is running."""
+        """Stop the heartbeat. Wait until a running renewal has ended."""
         self._stop.set()
         self._thread.join(wait_s)
 
@@ -163,8 +163,8 @@ class HeartbeatProcess:
 def runs_python(executable: str | None) -> bool:
     """Return whether the name of a program is the name of a Python interpreter.
 
-    In a frozen application or an embedded interpreter (PyInstaller, uWSGI) `sys.executable` is the
-    application. Starting the application as a heartbeat would run it a second time.
+    In a frozen application or an embedded interpreter (PyInstaller, uWSGI), `sys.executable` is the
+    application, which must not be started a second time.
     """
     name = Path(executable or "").name.lower()
     return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)

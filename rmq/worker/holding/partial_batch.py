@@ -1,4 +1,4 @@
-"""Collect deliveries until a batch is full, or until the handler's `linger` time is over."""
+"""Collect deliveries until a batch is full, or until the handler's `linger` time has passed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PartialBatch:
 
     Args:
         size: Number of deliveries in a full batch.
-        linger_s: Longest time in seconds that the first delivery waits for more deliveries.
+        linger_s: Maximum time for which the first delivery waits for more deliveries, in seconds.
     """
 
     def __init__(self, size: int, linger_s: float) -> None:
@@ -22,7 +22,7 @@ class PartialBatch:
         self._since = 0.0
 
     def linger_until(self) -> float:
-        """Return when the first delivery has waited long enough, or infinity if there is none."""
+        """Return when the first delivery has waited long enough, or infinity without a delivery."""
         return self._since + self._linger_s if self._waiting else float("inf")
 
     def add(self, deliveries: list[InnerDelivery]) -> list[list[InnerDelivery]]:

@@ -11,15 +11,15 @@ STALLED_S = 1.0  # without a begin or end of a run for this time, waiting delive
 
 
 def most_in_flight(handler: Handler) -> int:
-    """Return the largest number of deliveries of a handler that may be in flight."""
+    """Return the maximum number of deliveries of a handler that may be in flight."""
     return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
 
 
 def most_begun(handler: Handler) -> int:
-    """Return the largest number of deliveries that have begun and are not settled yet.
+    """Return the maximum number of deliveries that have begun and are not settled yet.
 
-    If the settler is slower than the handler, all deliveries in flight may have begun. The fetcher
-    may also be preparing a claim for one more delivery, so the result is one larger.
+    If the settler is slower than the handler, all deliveries in flight may have begun. The result
+    is one larger, because the fetcher may prepare a claim for one more delivery.
     """
     return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1
 
@@ -29,8 +29,8 @@ class PrefetchLimit:
 
     A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
     prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
-    nothing before the first run has ended, or while runs take longer than AHEAD_S. A `prefetch`
-    that the user chose is the limit, regardless of run times.
+    nothing before the first run has ended, or while runs take longer than AHEAD_S. If the user has
+    set `prefetch`, this number is the limit, regardless of run times.
 
     Args:
         handler: The handler.
@@ -45,8 +45,8 @@ class PrefetchLimit:
         """Return how many deliveries may be in flight now, including running deliveries.
 
         Args:
-            hung: Number of runs that hang beyond their `max_runtime`. They use a thread or task,
-                but their deliveries are already settled.
+            hung: Number of runs that hang beyond their `max_runtime`. Such a run uses a thread or
+                task, but its delivery is already settled.
         """
         handler, mean = self._handler, self._times.mean
         concurrency, batch = handler.concurrency - hung, max(1, handler.batch)

@@ -1,7 +1,7 @@
 """Keep the deliveries of one handler in a worker, and limit their number.
 
-The queue gives deliveries to the handler's work queue in an executor. The executor runs them with
-`HandlerWork`.
+The queue gives deliveries to the handler's work queue in an executor. The executor handles the
+deliveries with `HandlerWork`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class HandlerQueue:
         invokers: Invokers of the topic. The queue adds the invoker of its handler.
         hooks: Methods of interceptors that run around the handler.
         executor: Executor for handlers of this kind, with threads or with tasks.
-        heartbeat: Check of the event loop for an async handler, otherwise None.
+        heartbeat: For an async handler, object that measures for how long the event loop is
+            blocked. Otherwise None.
         settler_thread: Thread that settles the deliveries.
         is_stopping: Whether the worker is stopping.
         values: Values of the dependencies and lifespans of this process.
@@ -131,7 +132,7 @@ class HandlerQueue:
     def room(self) -> int:
         """Return how many deliveries to receive now.
 
-        Return 0 if it is better to wait for more room.
+        If it is better to wait for more room, return 0.
         """
         handler = self.handler
         if self.suspects.running and self.suspects.must_wait():
@@ -149,15 +150,16 @@ class HandlerQueue:
     def excess(self) -> int:
         """Return how many deliveries are in flight beyond the limit.
 
-        A receive takes messages of all types, so a handler can get more deliveries than its limit.
+        One call receives messages of all types, so a handler can get more deliveries than its
+        limit.
         """
         return max(0, self.in_flight - self._prefetch.in_flight_limit(self.hung()))
 
     def _in_flight_limit(self, hung: int) -> int:
         """Return the limit of deliveries in flight.
 
-        While a suspect (a message that may have killed its process) runs, the worker receives no
-        deliveries that would have to wait.
+        The limit is lower while a suspect runs, so that no deliveries have to wait for it. A
+        suspect is a message that may have killed its process.
         """
         if not self._can_begin():
             return 0
@@ -177,9 +179,8 @@ class HandlerQueue:
 
         Args:
             deliveries: Received deliveries.
-            with_expired_leases: Function that selects suspects: messages of which an earlier
-                delivery ended because its lease expired. Such a message may have killed its
-                process.
+            with_expired_leases: Function that selects suspects: messages for which the lease of an
+                earlier delivery expired. Such a message may have killed its process.
         """
         self.received += len(deliveries)
         if self._is_stopping():
@@ -206,9 +207,10 @@ class HandlerQueue:
     def _start_suspects(
         self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Start the suspects (messages that may have killed their process) that may run now.
+        """Start the suspects that may run now.
 
-        Return the other deliveries that can begin at once.
+        Return the other deliveries that can begin immediately. A suspect is a message that may have
+        killed its process.
         """
         if self._starter.last is not None:
             self._starter.begin_last()  # it may have waited for a minute
@@ -231,7 +233,7 @@ class HandlerQueue:
             self._start(self._partial.add([]))
 
     def begin_last_suspect(self) -> None:
-        """Begin the waiting suspect: a message that may kill its process and has no retry left.
+        """Begin the waiting suspect: a message without a remaining retry that may kill its process.
 
         The suspect begins only if nothing else runs in this process.
         """

@@ -27,7 +27,7 @@ class SuspectStarter:
 
     Args:
         handler: Handler of the suspects.
-        suspects: All suspects of this process, also those of other handlers.
+        suspects: All suspects of this process, including the suspects of other handlers.
         work: Work of the handler.
         settler: Settler of the handler.
         partial: Deliveries of the handler that wait for a full batch.
@@ -71,7 +71,7 @@ class SuspectStarter:
             suspects: Deliveries in `deliveries` that are suspects.
 
         Returns:
-            The other deliveries that can begin at once.
+            The other deliveries that can begin immediately.
         """
         others = [delivery for delivery in deliveries if delivery not in suspects]
         free = self._handler.concurrency - len(self._work.times.running)
@@ -89,10 +89,10 @@ class SuspectStarter:
         return others
 
     def _begin(self, suspected: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the suspects (messages that may kill the process) that begin now.
+        """Return the suspects that begin now, and release the other suspects.
 
-        The other suspects are released. Only a suspect without a retry left is kept for
-        `begin_last`.
+        A suspect is a message that may kill the process. Only a suspect without a remaining retry
+        is kept for `begin_last`.
         """
         begun: list[InnerDelivery] = []
         for delivery in suspected:
@@ -108,7 +108,7 @@ class SuspectStarter:
         return begun
 
     def _keep_runnable(self, others: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the deliveries that can begin at once next to a suspect, and release the others.
+        """Return the deliveries that can begin now, while a suspect runs, and release the others.
 
         A suspect is a message that may kill the process.
         """
@@ -147,7 +147,7 @@ class SuspectStarter:
     # --- both ------------------------------------------------------------------------------------
 
     def put_off(self, deliveries: list[InnerDelivery]) -> None:
-        """Release deliveries for a time, as messages that may kill the process must run first."""
+        """Release deliveries for a time: messages that may kill the process must run first."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
             self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
@@ -155,7 +155,7 @@ class SuspectStarter:
             self._work.release(deliveries, wait)
 
     def begin_last(self) -> None:
-        """Begin the waiting suspect: a message that may kill its process and has no retry left.
+        """Begin the waiting suspect: a message without a remaining retry that may kill its process.
 
         The suspect begins only if nothing else runs in this process.
         """
@@ -169,7 +169,7 @@ class SuspectStarter:
         self._start([[delivery] if is_list else delivery])
 
     def release_last(self) -> None:
-        """Release the waiting suspect: a message that may kill its process and has no retry left.
+        """Release the waiting suspect: a message without retries that may kill its process.
 
         A suspect that has begun is not released.
         """

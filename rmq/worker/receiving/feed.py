@@ -1,4 +1,4 @@
-"""The feed of one topic: it receives deliveries and gives them to the queues of handlers."""
+"""The feed of one topic: it receives deliveries for the queues of the topic's handlers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEVER = float("inf")
 
 
 class TopicFeed:
-    """Receives the deliveries of one topic, and gives them to the queues of handlers.
+    """Receives the deliveries of one topic, and gives these deliveries to the queues of handlers.
 
     Args:
         handlers: Handlers of the topic.
@@ -48,14 +48,14 @@ class TopicFeed:
         flows: Sequences of Redis commands that receive and settle deliveries.
         state: State of the slots, with the time at which each slot next has work.
         queues: Queue of each handler.
-        first_queue: Queue of the first handler, which gets all messages of an ordered topic.
-        next_at: Time by the monotonic clock at which the fetcher next calls the feed.
+        first_queue: Queue of the first handler. It gets all messages of an ordered topic.
+        next_at: Monotonic time at which the fetcher next calls the feed.
         own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
-        has_missed_requests: Whether requests to cancel deliveries may have been published while
-            nobody listened.
+        has_missed_requests: Whether requests to cancel deliveries may have been published while the
+            feed was not subscribed.
         subscription: Subscription to the wake-ups and hand-overs of the topic.
-        on_step: Function that is called in the fetcher's thread before each command. The call shows
-            the watchdog that the thread runs.
+        on_step: Function that is called in the fetcher's thread before each command, to show the
+            watchdog that the thread runs.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TopicFeed:
             self._batch_queues.append(queue)
 
     def begin_unchecked(self) -> None:
-        """Let the fetcher check all slots for messages before it receives from them.
+        """Let the fetcher check which slots have messages before it receives messages.
 
         The topic must be open.
         """
@@ -102,8 +102,8 @@ class TopicFeed:
     def follow_slots(self) -> bool:
         """Use the topic's current slots, and return whether the number of slots has changed.
 
-        The number can change if the topic was deleted and created again, and this program opened it
-        again.
+        The number changes if the topic is deleted and created again, and this program opens the new
+        topic.
         """
         known = self.state.ready_at
         if known:
@@ -113,8 +113,8 @@ class TopicFeed:
     def room(self) -> int:
         """Return how many deliveries to receive now.
 
-        A receive cannot choose message types. So one handler may get more messages than its limit.
-        They use up the room of the other handlers.
+        A call receives messages of all types. So one handler may get more messages than its limit,
+        and these messages reduce the room of the other handlers.
         """
         if len(self.queues) == 1 or self.handlers.ordered:
             return self.first_queue.room()
@@ -122,7 +122,7 @@ class TopicFeed:
         return max(0, min(BATCH_MAX, room))
 
     def due_at(self) -> float:
-        """Return the time of the next task: to receive, or to start a batch that is not full."""
+        """Return the time of the next task, which is to receive or to start an incomplete batch."""
         work_at = NEVER
         if not self.topic.is_full:
             slots_at = 0.0 if self.state.must_hand_back else min(self.state.ready_at, default=0.0)
@@ -132,7 +132,9 @@ class TopicFeed:
     # --- receiving, and giving deliveries to queues -----------------------------------------------
 
     def receive(self) -> bool:
-        """Receive as many messages as there is room for. Return whether at least one was received.
+        """Receive messages, as many as the handlers have room for.
+
+        Return whether a message was received.
 
         Raises:
             RMQError: Redis cannot be reached, or refused the call.
@@ -190,10 +192,10 @@ class TopicFeed:
                 self.first_queue.settler.put(report)
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
-        """Return the deliveries whose message lost an earlier delivery because its lease expired.
+        """Return the deliveries of messages for which the lease of an earlier delivery expired.
 
-        If Redis does not answer, return all deliveries, because any of them may be a poison
-        message, which must not run together with other messages.
+        If Redis does not answer, return all deliveries. Each of them may be a poison message, which
+        must not run at the same time as other messages.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
@@ -209,11 +211,10 @@ class TopicFeed:
     def release_orphans(self) -> None:
         """Release messages whose acks Redis has lost in a failover or a restart.
 
-        Redis lists such a message as in flight for this worker, although the worker has settled it.
-        The worker still renews the shared lease for its other messages. So without this call the
-        message would never be delivered again.
-
-        Only the receiving thread calls this method, so no receive is running.
+        In Redis, such a message is in flight for this worker, although the worker has settled it.
+        The worker renews the shared lease for its other messages. So without this call, the message
+        would never be delivered again. Only the receiving thread calls this method, so no other
+        call is receiving.
         """
         leases = self.tracker.numbers()
         if not leases:
@@ -251,7 +252,7 @@ class TopicFeed:
     def read_requests(self) -> None:
         """Read requests to cancel deliveries, in the slots in which a renewal found requests.
 
-        A slot is read later if its master node cannot be reached.
+        If the master node of a slot cannot be reached, the slot is read later.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -298,10 +299,10 @@ class TopicFeed:
     # --- hand-overs for a credit ------------------------------------------------------------------
 
     def accepts_hand_overs(self) -> bool:
-        """Whether this topic leaves credits (permits for hand-overs) in Redis.
+        """Whether the feed leaves credits (permits for hand-overs) in Redis.
 
-        With a credit, a send hands over its message to this worker. The topic must have one slot,
-        must not be ordered, and must have received messages recently.
+        With a credit, a send hands its message over to this worker. The topic must have one slot
+        and no strict order, and must have received messages recently.
         """
         return (
             len(self.state.ready_at) == 1
@@ -310,7 +311,10 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Receive hand-overs on a channel of the fetcher's connection. With b"", receive none."""
+        """Receive hand-overs on a channel of the fetcher's connection.
+
+        With b"", receive no hand-overs.
+        """
         if self.state.credits.standing:
             self.state.credits.in_doubt = True
             self.state.ready_at[0] = 0.0
@@ -327,9 +331,9 @@ class TopicFeed:
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Let the next receive from the slot renew the credit for hand-overs.
+        """Let the next call that receives from the slot renew the credit for hand-overs.
 
-        If no send has used the credit for CREDIT_S, withdraw the credit instead.
+        If no send has used the credit for CREDIT_S seconds, withdraw the credit.
         """
         if time.monotonic() < self.state.until:
             self.state.ready_at[0] = 0.0
@@ -347,7 +351,7 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit for hand-overs that a receive left in Redis.
+        """Withdraw the credit for hand-overs from Redis.
 
         Release the messages that were handed over because of this credit.
         """
@@ -355,17 +359,17 @@ class TopicFeed:
 
 
 class TrickleDetector:
-    """Detects messages that arrive a few at a time, so that a short pause can collect more.
+    """Detects messages that arrive a few at a time, so that a pause can collect more of them.
 
-    One receive or ack for several messages needs less CPU time than a call for each message. A
-    single message never waits.
+    One call that receives or acks several messages needs less CPU time than a call for each
+    message. A single message never waits.
     """
 
     def __init__(self) -> None:
         self._received_at = 0.0  # time of the last received messages
 
     def is_trickling(self, count: int) -> bool:
-        """Return whether a receive of `count` messages shows that messages come a few at a time."""
+        """Return whether messages arrive a few at a time, if `count` messages were received."""
         now = time.monotonic()
         gap = now - self._received_at
         if count:

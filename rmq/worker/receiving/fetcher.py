@@ -1,13 +1,12 @@
 """The fetcher: one thread that receives the messages of all topics of a worker.
 
-For each slot, the fetcher knows the time at which the slot next has work. It learns the time from
-the last receive, from wake-ups, and from the script `next_ready`. This script checks the slots of
-all topics in one command. The fetcher checks slots before it sleeps, so that Redis sends wake-ups
-for them. Because a wake-up can get lost, the fetcher also checks slots every POLL_S seconds. It
+For each slot, the fetcher knows the time at which the slot next has work. It learns this time from
+replies, from wake-ups, and from the script `next_ready`, which checks the slots of all topics in
+one command. The fetcher checks slots before it sleeps, so that Redis sends wake-ups for these
+slots. Because a wake-up can get lost, the fetcher also checks slots every POLL_S seconds. It
 usually checks all slots. But if wake-ups arrive and there are more than LOOKS slots, each check
-covers only the next LOOKS slots.
-
-The next receive is from the topic that has been due for the longest time.
+covers only the next LOOKS slots. The fetcher receives next from the topic that has been due for the
+longest time.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Fetcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to stop receiving. Returns at once."""
+        """Ask the thread to stop receiving. The call returns immediately."""
         self._stopping.set()
         for feed in self._feeds:
             feed.state.interrupted = True
@@ -167,7 +166,7 @@ class Fetcher:
                 feed.report_lateness(is_last=True)
 
     def _do_next(self) -> None:
-        """Do the task that is due next, or wait until one is due."""
+        """Do the task that is due next. If no task is due, wait."""
         now = time.monotonic()
         while self._freed:
             feed = self._freed.popleft()
@@ -201,10 +200,9 @@ class Fetcher:
     def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
         """Call the function `receive` for a topic.
 
-        An error of one topic does not delay the other topics.
-
-        `receive` returns whether the slots of the topic must be checked again. If messages were
-        received from a slot, Redis sends no wake-up for the slot until it is checked.
+        An error of one topic does not delay the other topics. `receive` returns whether the slots
+        of the topic must be checked again. After messages were received from a slot, Redis sends no
+        wake-up for this slot until it is checked.
         """
         try:
             if receive():
@@ -224,7 +222,7 @@ class Fetcher:
     # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Check slots without work, receive again for topics that were full, and tidy slots.
+        """Check slots without work, receive again for topics that had no room, and tidy slots.
 
         The fetcher calls this method every POLL_S seconds.
         """
@@ -298,9 +296,9 @@ class Fetcher:
             self._check(feeds)
 
     def _check(self, feeds: Sequence[TopicFeed]) -> None:
-        """Find out when the slots of some feeds next have work.
+        """Check when the slots of some feeds next have work.
 
-        From then on Redis sends wake-ups for these slots.
+        After this check, Redis sends wake-ups for these slots.
         """
         now = self._checked_at = time.monotonic()
         places = [
@@ -317,11 +315,11 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
-        """Check slots in one command.
+        """Check slots with one command.
 
-        Raise no error if the master node of these slots cannot be reached, because an error would
-        delay all other slots. The next receive from these slots reports the outage. If Redis
-        refuses a topic, check the slots of the other topics again.
+        If the master node of these slots cannot be reached, no error is raised, because it would
+        delay all other slots. The next call that receives from these slots reports the outage. If
+        Redis refuses a topic, the slots of the other topics are checked again.
         """
         slots = [feed.context.slots[index] for feed, index in places]
         are_away = False
@@ -395,7 +393,7 @@ class Fetcher:
     def _tidy_one(self) -> None:
         """Tidy one slot: remove data that has expired.
 
-        Repeated calls go through the slots of all topics one after another. If expired data is left
+        Repeated calls go through the slots of all topics one after another. If expired data remains
         in a slot, the next call tidies the same slot again.
         """
         slots = [keys for feed in self._feeds if feed.state.ready_at for keys in feed.context.slots]

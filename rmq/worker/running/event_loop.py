@@ -27,8 +27,9 @@ def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *a
 class EventLoopThread:
     """An event loop in its own thread. When it ends, it cancels its tasks as `asyncio.run` does.
 
-    Only `stop` ends this loop. With other loops, `sys.exit()` in a task or a callback, or a call of
-    `loop.stop()`, ends the loop. Here the loop continues, and its other tasks are not interrupted.
+    Only `stop` ends this loop. An ordinary loop also ends after `sys.exit()` in a task or a
+    callback, or after `loop.stop()`. This loop then continues, and its other tasks are not
+    interrupted.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,9 @@
 """Executors: threads, or tasks of an event loop, in which all handlers of a process run.
 
 Each handler has a work queue. An executor has one limit for all work queues. A thread or task runs
-at most as many work items of one queue as the queue's `weight`. Then it serves the next waiting
-queue. So no handler blocks the others.
-
-Threads and tasks are started when they are needed. The next handler does not see the context
-variables that a handler has set.
+at most `weight` work items of one queue. Then it serves the next waiting queue, so that no handler
+blocks the others. Threads and tasks are started when they are needed. If a handler sets context
+variables, the next handler does not see these variables.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class WorkQueue:
     Args:
         run: Function that runs one work item. For tasks it is a coroutine function.
         on_error: Function that is called with a work item and the error that `run` raised.
-        concurrency: Largest number of work items that run at the same time.
+        concurrency: Maximum number of work items that run at the same time.
         weight: Number of work items that a thread or task runs before it serves another queue.
 
     Attributes:
@@ -67,10 +65,7 @@ class WorkQueue:
                 return works
 
     def report(self, work: Work, error: BaseException) -> None:
-        """Report work that raised an error.
-
-        If the error cannot be reported, a second error is logged.
-        """
+        """Report work that raised an error. If the report fails, log this second error."""
         try:
             self.on_error(work, error)
         except Exception:
@@ -81,10 +76,10 @@ class ThreadExecutor:
     """Runs the work of plain handlers in threads.
 
     Args:
-        limit: Largest number of threads.
+        limit: Maximum number of threads.
 
     Attributes:
-        error: Reason why no more threads can be started at present, or "" without such a reason.
+        error: Reason why no more threads can be started now, or "" if threads can be started.
     """
 
     def __init__(self, limit: int) -> None:
@@ -110,7 +105,7 @@ class ThreadExecutor:
                 self._start_threads(missing)
 
     def _start_threads(self, count: int) -> None:
-        """Start as many of the needed threads as the system permits.
+        """Start the needed threads, as many as the system permits.
 
         The next `put` tries again to start the missing threads.
         """
@@ -175,7 +170,7 @@ class TaskExecutor:
     """Runs the work of async handlers in tasks of one event loop. The loop may run in any thread.
 
     Args:
-        limit: Largest number of tasks.
+        limit: Maximum number of tasks.
         loop: Event loop of the tasks.
     """
 

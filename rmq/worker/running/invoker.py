@@ -122,7 +122,7 @@ class AsyncInvoker(InvokerBase):
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
         """Check the value that the handler returned.
 
-        Add the value, and follow-ups if it contains any, to the delivery.
+        Add the value, and any follow-ups in it, to the delivery.
         """
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
@@ -195,7 +195,7 @@ class AsyncInvoker(InvokerBase):
 class CancellableInvoker(AsyncInvoker):
     """Cancels an async handler at its `max_runtime`, or when its delivery is cancelled.
 
-    For a plain handler, the watchdog checks the `max_runtime`.
+    The watchdog checks the `max_runtime` of plain handlers.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

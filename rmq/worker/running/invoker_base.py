@@ -35,7 +35,7 @@ class InvokerBase:
 
     Args:
         handler: The handler.
-        show: Function that makes the object which the handler gets for a delivery.
+        show: Function that creates the object which the handler gets for a delivery.
         hooks: Methods of interceptors that run around the handler.
         claims: Claims of the handler, if it has claims.
         process_values: Values of the dependencies and lifespans of this process. They are filled in
@@ -71,11 +71,9 @@ class InvokerBase:
     def _end_fork(self) -> None:
         """End a process that the handler has forked.
 
-        Otherwise the process would continue as a copy of this worker.
-
-        The process logs an error before its end. But if another thread was logging during the fork,
-        the lock of a log stream can be locked forever in the forked process. So the process also
-        ends if the log call does not return.
+        Otherwise it would continue as a copy of this worker. Before its end, the process logs an
+        error. If another thread was logging during the fork, the lock of a log stream can be locked
+        forever in the forked process. So the process also ends if the log call does not return.
         """
         faulthandler.dump_traceback_later(FORK_LOG_S, exit=True, file=STDERR)
         log.error(

@@ -108,7 +108,7 @@ class PlainInvoker(InvokerBase):
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
         """Check the value that the handler returned.
 
-        Add the value, and follow-ups if it contains any, to the delivery.
+        Add the value, and any follow-ups in it, to the delivery.
         """
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:

@@ -14,7 +14,7 @@ class RuntimeLimit(NamedTuple):
     """The time limit of one running delivery.
 
     Attributes:
-        until: Time at which the delivery exceeds its limit, by the monotonic clock.
+        until: Monotonic time at which the delivery exceeds its limit.
         max_runtime_s: `max_runtime` of the delivery, seconds.
         rest: Deliveries that wait behind this delivery in an ordered batch.
     """
@@ -38,7 +38,7 @@ class RuntimeLimits:
         self._lock = threading.Lock()  # a delivery ends in time or too late, never both
 
     def end(self, delivery: InnerDelivery) -> bool:
-        """Forget the limit of a delivery whose handler has ended.
+        """Remove the limit of a delivery whose handler has ended.
 
         Return whether the handler ran for longer than the limit.
         """

@@ -14,16 +14,14 @@ WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # wait before a delayed suspect is tried 
 class PoisonSuspects:
     """Decides which suspects may run at the same time in one process.
 
-    A suspect is a message whose last deliveries ended with an expired lease. It may have killed its
-    worker process. If all suspects ran at the same time, a single poison message would cost each of
-    them a delivery. If all suspects ran one by one, hundreds of harmless suspects would take
-    minutes. There can be hundreds after a machine has failed twice. So one suspect runs at first.
-    Each suspect that ends without killing the process allows more suspects at the same time. The
-    more often a suspect was delivered, the more of the other suspects must have ended before it
-    runs.
-
-    A suspect without a retry left would become a dead letter if another message killed the process.
-    So it runs alone in the process.
+    A suspect is a message whose last deliveries ended with an expired lease. Such a message may
+    have killed its worker process. If all suspects ran at the same time, a single poison message
+    would cost each of them a delivery. If all suspects ran one by one, hundreds of harmless
+    suspects would take minutes. There can be hundreds after a machine has failed twice. So one
+    suspect runs at first. Each suspect that ends without killing the process allows more suspects
+    at the same time. A suspect that was delivered more often must wait for more of the other
+    suspects. If a suspect has no remaining retry, it runs alone in the process, because it would
+    become a dead letter if another message killed the process.
 
     Guarantee:
         A message that kills its process within ALONE_S becomes a dead letter when its retries are
@@ -49,16 +47,16 @@ class PoisonSuspects:
     def watch(self, running: dict[Any, float]) -> None:
         """Let `is_quiet` wait for the runs of one handler.
 
-        `running` has the time at which each run began.
+        `running` has the start time of each run.
         """
         self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
-        """Admit a suspect, a message that may kill this process, if it may run now.
+        """Admit a suspect (a message that may kill this process) if it may run now.
 
         Return False if the suspect must wait for other suspects. `is_last` says whether the suspect
-        has no retry left. After the admission of such a suspect, no other delivery may begin. The
-        caller then waits until `is_quiet` returns True, and calls `begin_alone`.
+        has no remaining retry. After the admission of such a suspect, no other delivery may begin.
+        The caller then waits until `is_quiet` returns True, and calls `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:
@@ -84,7 +82,8 @@ class PoisonSuspects:
     def must_wait(self, delivery: Any = None) -> bool:
         """Return whether a delivery must wait for a suspect that runs alone.
 
-        A suspect is a message that may kill this process. It runs alone if it has no retry left.
+        A suspect is a message that may kill this process. It runs alone if it has no remaining
+        retry.
         """
         if self._alone is None:
             return False
@@ -94,10 +93,10 @@ class PoisonSuspects:
     def is_quiet(self) -> bool:
         """Return whether a suspect (a message that may kill this process) may begin to run alone.
 
-        A suspect without a retry left must run alone. It may begin when everything else has ended,
-        or has run for ALONE_S without killing the process. A suspect that has waited for ALONE_S
-        begins in any case. Otherwise a long ordered batch, or a handler that ignores its
-        cancellation, could delay the suspect forever.
+        A suspect without a remaining retry must run alone. It may begin when all other runs have
+        ended, or have lasted for ALONE_S without killing the process. A suspect that has waited for
+        ALONE_S begins in any case, because a long ordered batch, or a handler that ignores its
+        cancellation, could delay it forever.
         """
         now = time.monotonic()
         if self._alone is not None and not self.must_wait():
@@ -111,8 +110,8 @@ class PoisonSuspects:
     def end(self, delivery: Any, is_harmless: bool = True) -> None:
         """Record that a suspect, a message that could have killed this process, has ended.
 
-        `is_harmless` says whether the suspect has run without killing the process. Only then may
-        more suspects run at the same time.
+        If `is_harmless` is true, the suspect has run without killing the process, so more suspects
+        may run at the same time.
         """
         with self._lock:
             if self.running.pop(delivery, None) is not None:
@@ -123,7 +122,7 @@ class PoisonSuspects:
     def wait_s(self) -> float:
         """Return how long a suspect (a message that may kill this process) waits before its retry.
 
-        The wait is as long as the oldest suspect has run.
+        The wait equals the run time of the oldest suspect.
         """
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]

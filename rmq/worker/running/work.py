@@ -37,7 +37,7 @@ class RunTimes:
     """The times of one handler's runs, by the monotonic clock.
 
     Args:
-        concurrency: Largest number of runs at the same time.
+        concurrency: Maximum number of runs at the same time.
 
     Attributes:
         running: Time at which each run began. The key is the first delivery of the run.
@@ -145,10 +145,7 @@ class HandlerWork:
             return await invoker.with_then(delivery, disposition)
 
     def _may_run(self, delivery: InnerDelivery) -> bool:
-        """Return whether a delivery may begin.
-
-        Report how to settle a delivery that may not begin.
-        """
+        """Return whether a delivery may begin. If it may not begin, report how to settle it."""
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
             self._tracker.stop_renewing([delivery])
@@ -264,7 +261,7 @@ class HandlerWork:
     ) -> Generator[InnerDelivery, Disposition, None]:
         """Yield the deliveries of an ordered batch one after another, so that the caller runs them.
 
-        The caller sends back into the generator how each delivery is settled.
+        The caller tells the generator (by `send`) how each delivery is settled.
         """
         try:
             for place, delivery in enumerate(run):
@@ -334,8 +331,8 @@ class HandlerWork:
 def _rendered(disposition: Disposition) -> Disposition:
     """Replace the error of a disposition (how to settle a delivery) by the error's text.
 
-    Call this function before the end of the run is recorded. An error of the user may hang while it
-    is made a text. Until the end of the run, `max_runtime` limits this time.
+    Call this function before the end of the run is recorded. The conversion of a user's error to
+    text may hang, and only until the end of the run does `max_runtime` limit this time.
     """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))

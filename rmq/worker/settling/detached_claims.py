@@ -1,4 +1,4 @@
-"""Keep the claims of handlers that still run when their deliveries have ended."""
+"""Keep the claims of handlers that still run after their deliveries have ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGAIN_S = 0.5  # pause after a call that failed
 class DetachedClaims:
     """Keeps the claims of a handler's deliveries until the handler has ended.
 
-    A claim must not end before its handler; otherwise the same work could begin a second time. A
+    A claim must not end before its handler, because the same work could then begin a second time. A
     handler can run longer than its delivery: after its `max_runtime`, after the loss of the lease,
     or after the grace time of a stop. A thread of this process then renews the claim. When the
     handler ends, the thread marks the claim as done or removes it. If the process ends first, the
@@ -146,7 +146,7 @@ class DetachedClaims:
         return True
 
     def _drop_expired(self, ended: list[InnerDelivery], error: Exception) -> None:
-        """Forget the claims of ended handlers that expired while Redis did not answer."""
+        """Remove the claims of ended handlers that expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
                 self._forget(delivery)

@@ -44,9 +44,9 @@ class Disposition(NamedTuple):
         wait_s: Seconds to wait before the next delivery of the message, or None to use the topic's
             retry policy.
         error: Error that is stored with the message.
-        kind: Reason of a rejection: "r" the handler rejected the message, "u" the body does not fit
-            the handler, "n" the message has no handler.
-        then: Follow-ups of a rejection. The invoker later replaces them by encoded follow-ups.
+        kind: Reason of a rejection: "r" (the handler rejected the message), "u" (the body does not
+            fit the handler) or "n" (the message has no handler).
+        then: Follow-ups of a rejection. The invoker later encodes these follow-ups.
         event: Key of an event that ends the wait of a released message, or empty.
     """
 
@@ -117,11 +117,9 @@ def acked(settled: Iterable[Settled]) -> list[InnerDelivery]:
 def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseException:
     """Return the error that decides how an async handler's delivery is settled.
 
-    The result may differ from the error that the handler raised.
-
-    If the worker or another handler cancelled the task, the message keeps its retries, whatever
-    error the handler raised. If the handler cancelled itself, the handler has failed, because it
-    may cancel itself each time.
+    The result may differ from the error that the handler raised. If the worker or another handler
+    cancelled the task, the message keeps its retries, even if the handler raised an error. If the
+    handler cancelled itself, the handler has failed, because it may cancel itself each time.
     """
     task: Any = asyncio.current_task()
     is_cancel = isinstance(error, asyncio.CancelledError)
@@ -220,11 +218,11 @@ def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[InnerD
 
 
 class HandlerDispositions:
-    """Decides how deliveries of one handler are settled: by claim, by body, and by error.
+    """Decides how deliveries of one handler are settled, based on their claims, bodies and errors.
 
     Args:
         handler: The handler.
-        show: Function that makes the object which the handler gets for a delivery.
+        show: Function that creates the object which the handler gets for a delivery.
         is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
     """
 
@@ -273,9 +271,9 @@ class HandlerDispositions:
         return ready, decided
 
     def split_by_fit(self, batch: list[InnerDelivery]) -> tuple[list[InnerDelivery], list[Result]]:
-        """Split off the deliveries whose bodies do not fit the handler.
+        """Separate the deliveries whose bodies do not fit the handler.
 
-        Return the other deliveries, and the results of those that do not fit.
+        Return the other deliveries, and the results of the deliveries that do not fit.
         """
         if self._handler.body_converter is None:
             return batch, []
@@ -326,8 +324,8 @@ class HandlerDispositions:
     def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
         """Decide how to settle a delivery by the error that the handler raised.
 
-        If its message was cancelled, the delivery is released without a wait. For a cancelled
-        message, every verb except ack ends the message.
+        If its message was cancelled, the delivery is released without a wait. This ends the
+        message, because every verb except ack ends a cancelled message.
         """
         if delivery.is_cancelled:
             return RELEASE

@@ -41,12 +41,12 @@ class SettlerThread:
 
     Args:
         name: Name of the thread.
-        abandoned: Event that ends all pauses, and after which no call is repeated.
+        abandoned: Event that ends all pauses. After this event, no call is repeated.
 
     Attributes:
         waiting: Functions that the thread calls. Each function settles the queued reports of one
             settler. None ends the thread.
-        call_began: Start of the current call to Redis by the monotonic clock, or 0 if there is no
+        call_began: Monotonic time at which the current call to Redis began, or 0 if there is no
             call.
     """
 
@@ -225,7 +225,7 @@ class Settler:
     def _settle_one_by_one(self, reports: list[Report]) -> None:
         """Settle the remaining reports of a failed batch one by one.
 
-        If a report fails again, the lease of its delivery expires.
+        If a report fails again, its delivery is given up, and the lease expires.
         """
         for report in reports:
             counted = self._counted_deliveries()
@@ -345,10 +345,11 @@ class Settler:
     def _settle(
         self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool = False
     ) -> None:
-        """Settle deliveries by `verb`, and repeat the call until Redis answers.
+        """Settle deliveries with `verb`, and repeat the call until Redis answers.
 
         Give up only deliveries that Redis refuses. If the master node of some deliveries cannot be
-        reached, another thread settles these deliveries later, so that all others need not wait.
+        reached, another thread settles these deliveries later, so that other deliveries need not
+        wait.
         """
         call = _SettleCall(verb, deliveries, flow, is_aside, left=deliveries)
         while not self._is_done(call):
@@ -396,7 +397,7 @@ class Settler:
         return True
 
     def _put_aside(self, call: _SettleCall) -> None:
-        """Let a second thread settle a call's remaining deliveries when their node answers."""
+        """Let a second thread settle the remaining deliveries of a call when their node answers."""
         rest = call.split_off_open()
         call.is_answered = True
         self._counted.append(rest)

@@ -20,11 +20,11 @@ TYPES_MAX = 1000  # types that a process remembers
 class Unhandled:
     """Decides how to settle the messages of one topic whose type has no handler in this worker.
 
-    Another worker may have a handler for the type, so these messages are released without losing a
-    retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. The messages
-    become dead letters after the time in the topic's setting `unhandled`. But a process makes no
-    dead letter before it has known the type for KNOWN_MS. So after a long stop of all workers, the
-    worker with the handler has time to start.
+    Another worker may have a handler for the type, so these messages are released without the loss
+    of a retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. The
+    messages become dead letters after the time in the topic's setting `unhandled`. But a process
+    makes such messages dead letters only if it first met their type at least KNOWN_MS ago. So after
+    a long stop of all workers, the worker with the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -46,9 +46,9 @@ class Unhandled:
         return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
 
     def _meet(self, message_type: str | None, now_ms: int) -> int:
-        """Log a message type without a handler when it is first seen.
+        """Log a message type without a handler when this process first meets it.
 
-        Return the time at which the type was first seen.
+        Return the time of this first meeting.
         """
         if len(self._met_ms) >= TYPES_MAX:
             del self._met_ms[next(iter(self._met_ms))]

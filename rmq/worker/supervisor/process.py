@@ -6,7 +6,7 @@ second, and its last counts at the end. The supervisor sends single bytes: STOP,
 second signal. A closed channel also means STOP, so the workers of a killed supervisor stop.
 
 STOP is not a signal, because systemd already sends SIGTERM to every process of a service. A signal
-from the supervisor would be the second SIGTERM, which ends a worker at once.
+from the supervisor would be the second SIGTERM, which ends a worker immediately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEND_TIMEOUT_S = 5.0  # longest wait for a supervisor that does not read
 class ControlChannel:
     """The worker's end of the control channel.
 
-    If a STOP arrives before the call of `set_worker`, the process ends at once.
+    If a STOP arrives before the call of `set_worker`, the process ends immediately.
     """
 
     def __init__(self, fd: int) -> None:

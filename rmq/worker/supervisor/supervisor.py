@@ -1,4 +1,4 @@
-"""The supervisor: runs several worker processes, and restarts them when they die or code changes.
+"""The supervisor: runs several worker processes, and restarts them if they die or code changes.
 
 Each process is a separate program that imports the handlers itself; nothing is forked or pickled. A
 handler that kills its process interrupts only the work in that process.
@@ -126,7 +126,7 @@ class Supervisor:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run the processes until a signal arrives. Return the largest of their exit codes."""
+        """Run the processes until a signal arrives. Return the largest exit code."""
         with handling(STOPPING, self._on_signal):
             wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
             try:

@@ -15,7 +15,7 @@ from rmq.kernel.transport.single.server_commands import parsed
 
 
 def is_redirection(error: BaseException) -> bool:
-    """Return whether an error allows the call to be repeated at once.
+    """Return whether a call may be repeated immediately after an error.
 
     Such an error names another node, or says that a script is missing.
     """
@@ -25,7 +25,7 @@ def is_redirection(error: BaseException) -> bool:
 def is_away(error: BaseException) -> bool:
     """Return whether an error says that a node cannot be reached, or is not ready.
 
-    The result is False if the error names another node that serves the slots.
+    If the error names another node that serves the slots, the result is False.
     """
     is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
     return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"

@@ -27,7 +27,8 @@ class RoutedCall:
         node: Node that gets the call. Default: the master of the slot.
 
     Attributes:
-        asked: Node that an ASK reply named, or None. The call is then sent there, after ASKING.
+        asked: Node that an ASK reply named, or None. The next attempt sends ASKING and the call to
+            this node.
         count: Number of replies to the call.
         losses: Number of attempts without a reply.
         error: Reason to send the call again, or None if the call has ended.
@@ -57,7 +58,7 @@ class RoutedCall:
 
     @property
     def fails_fast(self) -> bool:
-        """Whether the call fails at once, without retries, if the master of its slot is missing."""
+        """Whether the call fails immediately, without retries, if its slot's master is missing."""
         return isinstance(self.command, Command) and self.command.fails_fast
 
     def pack(self) -> bytes:
@@ -119,8 +120,8 @@ def missing_scripts(
     Args:
         part: Calls to the node.
         loaded: Scripts that the node has.
-        load_first: Whether to load scripts before the node reports that they are missing. Otherwise
-            a call that is repeated after such a report would run after later calls.
+        load_first: Whether to load all scripts first, instead of after the node's report that they
+            are missing. A call that is repeated after such a report would run after later calls.
     """
     scripts = {
         call.script: None
@@ -136,9 +137,9 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 
 def worst_error(calls: Sequence[RoutedCall]) -> BaseException:
-    """Return the error that decides about the next attempt of several calls.
+    """Return the error that decides when several calls are tried again.
 
-    A lost reply outweighs all other errors.
+    A lost reply has precedence over all other errors.
     """
 
     def weight(error: BaseException) -> int:

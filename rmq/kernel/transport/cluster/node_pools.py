@@ -1,7 +1,7 @@
 """Keep connections to the nodes of a Redis Cluster, in two pools for each node.
 
-Connections of the first pool wait for a reply as long as the client's timeout. Connections of the
-second pool wait only ANSWER_S seconds, for callers that can continue with other nodes.
+Connections of the first pool wait for a reply for the client's timeout. Connections of the second
+pool wait only ANSWER_S seconds. They are for callers that can continue with other nodes.
 
 `NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
 """
@@ -33,13 +33,13 @@ class _NodePoolsState(Generic[P]):
 
     Args:
         kind: Class of the pools.
-        connector: Makes connections.
-        size: Largest number of connections to one node.
-        wait_s: Longest wait of a caller for a connection.
-        timeout_s: Longest wait of a connection for a reply.
+        connector: Object that creates connections.
+        size: Maximum number of connections to one node.
+        wait_s: Maximum wait of a caller for a connection, in seconds.
+        timeout_s: Maximum wait of a connection for a reply, in seconds.
 
     Attributes:
-        base_epoch: Sum of the epochs of removed pools, so that `epoch` never falls.
+        base_epoch: Sum of the epochs of removed pools, so that `epoch` never becomes smaller.
     """
 
     def __init__(

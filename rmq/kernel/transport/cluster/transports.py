@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
-    """Return a new connection for Pub/Sub messages of a node, not yet connected.
+    """Return a new, unconnected connection for Pub/Sub messages of a node.
 
     The connection waits only ANSWER_S seconds for the node, because the caller can continue with
-    other nodes. A node that does not answer is not used for some time.
+    other nodes. If a node does not answer, it is not used for some time.
     """
     brief_s = min(ANSWER_S, transport.timeout_s)
     timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
@@ -73,7 +73,7 @@ class AsyncClusterTransport(AsyncTransport):
     def epoch(self) -> int:
         """A number that grows whenever connections have died.
 
-        Subscriptions that were made at a smaller number are replaced.
+        Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pools().epoch
 
@@ -126,7 +126,7 @@ class AsyncClusterTransport(AsyncTransport):
         return self._pools
 
     async def _refresh(self, version: int) -> None:
-        """Read which node serves which slot. Callers at the same time share one read."""
+        """Read which node serves which slot. Simultaneous callers share one read."""
         pools = self._current_pools()
         async with pools.refreshing:
             if self._table.version == version:
@@ -180,7 +180,7 @@ class ClusterTransport(Transport):
     def epoch(self) -> int:
         """A number that grows whenever connections have died.
 
-        Subscriptions that were made at a smaller number are replaced.
+        Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pools().epoch
 
@@ -246,7 +246,7 @@ class ClusterTransport(Transport):
         return self._pools
 
     def _refresh(self, version: int) -> None:
-        """Read which node serves which slot. Callers at the same time share one read."""
+        """Read which node serves which slot. Simultaneous callers share one read."""
         pools = self._current_pools()
         with pools.refreshing:
             if self._table.version == version:
@@ -275,9 +275,9 @@ class ClusterTransport(Transport):
         return subscribed
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
-        """Subscribe also to a shard channel, at the master of its slot.
+        """Subscribe to one more shard channel, at the master of its slot.
 
-        `Transport.add_channel` describes this.
+        See `Transport.add_channel`.
         """
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
@@ -302,8 +302,8 @@ class ClusterTransport(Transport):
     def is_current(self, subscribed: SubscribedConnection) -> bool:
         """Return whether a subscription still gets all messages of its channels.
 
-        This is so if no connection has died since the subscription was made, and if the masters of
-        its shard channels are the same as at that time.
+        This is true if no connection has died since the subscription began, and if its shard
+        channels still have the same masters.
         """
         return subscribed.epoch == self.epoch and all(
             self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()

@@ -35,7 +35,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP
 
 
 class _Packer(HiredisRespSerializer):
-    """Packs the commands that redis-py itself sends on a blocking connection, such as SELECT."""
+    """Encodes the commands that redis-py itself sends on a blocking connection, such as SELECT."""
 
     def pack(self, *words: Any) -> list[bytes]:
         """Return a command as the bytes that are sent."""
@@ -44,11 +44,11 @@ class _Packer(HiredisRespSerializer):
 
 
 class Connector:
-    """Makes connections to an address, or to the embedded server of a directory.
+    """Creates connections to an address, or to the embedded server of a directory.
 
     Args:
         address: Address of the server.
-        timeout_s: Longest wait of a connection for a reply.
+        timeout_s: Maximum wait of a connection for a reply, in seconds.
         pool_class: Class ConnectionPool of redis-py, blocking or asyncio. RMQ uses it only to read
             the URL, and has its own pools.
         retry_class: Class Retry of redis-py that fits `pool_class`. RMQ uses it to turn off the

@@ -1,7 +1,4 @@
-"""Define errors of connections.
-
-They say whether a command was sent, and whether to retry at once.
-"""
+"""Define errors of connections: whether a command was sent, and whether to retry immediately."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ class ConnectionsBusy(redis.ConnectionError):
 
 
 class StaleConnection(redis.ConnectionError):
-    """An old connection failed, which had worked before.
+    """A connection failed that had worked before.
 
-    The caller can retry at once on a new connection.
+    The caller can immediately retry on a new connection.
     """
 
 
@@ -39,7 +36,7 @@ def is_not_master(error: BaseException) -> bool:
 
 
 def as_not_connected(error: BaseException) -> BaseException:
-    """Convert the error of a failed attempt to connect to NotConnected.
+    """Convert the error of a failed attempt to connect into the error NotConnected.
 
     An error reply of the server is returned unchanged.
     """
@@ -49,7 +46,7 @@ def as_not_connected(error: BaseException) -> BaseException:
 
 
 def as_stale(error: BaseException) -> BaseException:
-    """Convert the error of a connection that had worked before to StaleConnection.
+    """Convert the error of a connection that had worked before into the error StaleConnection.
 
     An error reply of the server is returned unchanged.
     """
@@ -62,7 +59,7 @@ def as_stale(error: BaseException) -> BaseException:
 def keep_cancellation() -> Iterator[None]:
     """Raise CancelledError after a block if redis-py has lost a cancellation in the block.
 
-    redis-py sends by `asyncio.wait_for`, which may lose a cancellation before Python 3.12.
+    redis-py sends with `asyncio.wait_for`, which may lose a cancellation before Python 3.12.
     """
     task = asyncio.current_task()
     cancels = 0 if task is None else task.cancelling()

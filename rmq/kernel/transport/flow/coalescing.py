@@ -44,10 +44,7 @@ class WaitingThread(Caller):
         self.thread = threading.get_ident()  # 0: the caller has its outcome
 
     def claim(self, leader: Caller) -> bool:
-        """Join a shared call, which another caller (the leader) makes.
-
-        Return False if this thread no longer waits.
-        """
+        """Join a call that another caller makes. Return False if this thread no longer waits."""
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
@@ -136,8 +133,8 @@ class CoalescingThreads:
 def _is_within(coalescer: Coalescer, thread: int) -> bool:
     """Return whether `thread` is inside a call that a signal handler interrupted.
 
-    A signal handler must not wait for a shared call, because its own thread may have to make this
-    call.
+    A signal handler must not wait for a shared call, because the interrupted thread may have to
+    make this call.
     """
     entry = coalescer.threads.get(thread)
     caller = entry() if entry is not None else None
@@ -177,7 +174,7 @@ class WaitingTask(Caller):
         self.is_called = False
 
     def claim(self, leader: Caller) -> bool:
-        """Join a shared call. The leader is the caller that makes it, and may be this task.
+        """Join a shared call, which this or another task makes.
 
         Return False if the task no longer waits.
         """
@@ -244,7 +241,7 @@ class CoalescingTasks:
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
-        """Start a shared call for a waiting caller, and for the callers that wait behind it."""
+        """Start a shared call for a waiting caller, and for the callers behind it in the queue."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:
@@ -272,7 +269,7 @@ class CoalescingTasks:
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
         """End each wait that takes longer than WAIT_S seconds, with the outcome APART.
 
-        This repeats itself as long as callers wait.
+        The check is repeated as long as callers wait.
         """
         if coalescer.loop is not loop:
             return
@@ -294,8 +291,8 @@ def coalesced(
     """Make the request of one caller, in a separate call or in a call that several callers share.
 
     Args:
-        coalescer: Object that makes the shared calls. It gives each caller a result or an error,
-            as the function in `alone` does.
+        coalescer: Object that makes the shared calls. Each caller gets a result or an error of the
+            same kind as from `alone`.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
         alone: Function that makes the request in a separate call.
     """

@@ -26,8 +26,8 @@ def next_looks(turn: int, slots: int) -> range:
     """Return the slots of a topic that a sleeping consumer checks next.
 
     Args:
-        turn: Index of the slot at which the previous check ended. If it is 0, or after the topic's
-            last slot, the checks begin again at slot 0.
+        turn: Index of the slot at which the previous check ended. If the index is 0 or after the
+            last slot, the check begins at slot 0.
         slots: Number of slots.
     """
     first = turn if turn < slots else 0
@@ -37,17 +37,17 @@ def next_looks(turn: int, slots: int) -> range:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Command(Generic[T]):
-    """A call of one script, and how to read its reply.
+    """A call of one script, and the function that parses its reply.
 
     Attributes:
         script: The script.
         keys: KEYS of the script.
         args: ARGV of the script.
-        parse: Function that turns the reply into a value, or raises an RMQError.
-        marks_repeats: Whether a repeat of the call gets 1 as an additional last argument.
+        parse: Function that converts the reply to a value, or raises an RMQError.
+        marks_repeats: Whether a repeated call has an additional last argument 1.
         write: Words of a plain command that Redis executes before the script, in one transaction.
-        fails_fast: Whether the call fails at once if the master of its slot is missing, in a
-            cluster. The error's attribute `_repeat_for` is then the number of seconds for which the
+        fails_fast: Whether the call fails immediately if the master of its slot in a cluster is
+            missing. The error's attribute `_repeat_for` is then the number of seconds for which the
             caller may repeat the call.
         args_alone: Function that returns the ARGV of a call with the same effect, but without
             `write`.
@@ -69,7 +69,7 @@ class Command(Generic[T]):
         return replace(self, args=self.args_alone(), write=(), args_alone=None)
 
     def again(self) -> Command[T]:
-        """Return the call to repeat after an attempt that got no reply."""
+        """Return the call to send after an attempt that got no reply."""
         if not self.marks_repeats:
             return self
         return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
@@ -79,9 +79,9 @@ class Command(Generic[T]):
 
 
 def is_master_away(value: object) -> bool:
-    """Return whether a command failed at once because its master is missing.
+    """Return whether a command failed because its master is missing.
 
-    Only commands with `Command.fails_fast` do so.
+    Only commands with `Command.fails_fast` fail in this way.
     """
     return isinstance(value, StorageError) and value._repeat_for is not None
 
@@ -102,7 +102,7 @@ class DurablePipeline:
     """Execute commands in one round trip, then wait until replicas or disks have the writes.
 
     The step returns a tuple of three parts: the values or RMQErrors of the commands, the number of
-    replicas that confirmed, and 1 if the server's own disk confirmed (0 if not).
+    replicas that confirmed, and 1 if the server's own disk confirmed (otherwise 0).
     """
 
     __slots__ = ("commands", "durability")
@@ -133,8 +133,8 @@ class OnEveryMaster:
     Args:
         what: Name of the command in errors.
         words: The command.
-        without: Addresses of masters of a cluster to leave out. The command then succeeds if one
-            master answers in time. If `without` is None, all masters must answer.
+        without: Addresses of masters to skip. The command then succeeds if one master answers in
+            time. If `without` is None, all masters must answer.
 
     Attributes:
         addresses: Masters of a cluster that replied, as host:port, in the order of the replies.
@@ -224,16 +224,17 @@ class Parked:
     def wake_by(self, wake: Callable[[], object]) -> None:
         """Set a function that is called when there is news.
 
-        If there is news already, the function is called at once.
+        If there is news already, the function is called immediately.
         """
         self._wake = wake
         if self._has_news:
             wake()
 
     def forget_news(self) -> None:
-        """Forget the news, so that only later news ends a wait.
+        """Discard the news, so that only later news ends a wait.
 
-        After this call, the caller must check once whether the thing it waits for has happened.
+        After this call, the caller must check once whether the event for which it waits has
+        happened.
         """
         self._has_news, self._wake = False, None
 
@@ -255,7 +256,7 @@ class Coalesce:
 
     Args:
         coalescer: A `rmq.kernel.core.callers.Coalescer`.
-        item: What this caller adds to the shared call, for example a message.
+        item: Part that this caller adds to the shared call, for example a message.
         size: Size of the item, bytes.
     """
 
@@ -278,17 +279,17 @@ class Subscription:
 
     Attributes:
         connection: A SubscribedConnection or a SubscriptionRefused, or None if not subscribed.
-        is_sharded: Whether the own channel is a shard channel, in a cluster, for a topic with one
-            slot.
+        is_sharded: Whether the own channel is a shard channel. In a cluster, this is so for a topic
+            with one slot.
         slot_channel: Prefix of a shard channel's name. Empty if the topic's settings are not known,
-            or if it has several slots.
+            or if the topic has several slots.
         own_channel: Name of the consumer's own channel, or empty if it has none. The name ends with
             random characters, and is new for each connection.
         payloads: Unread messages of the own channel: hand-overs, and the numbers that scripts
             publish.
         heard: Last number that was read from the own channel.
         is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
-        wait: Function that reads from a connection which several subscriptions use. None if this
+        wait: Function that reads from a connection of several subscriptions. None if this
             subscription reads from `connection` itself.
     """
 
@@ -332,7 +333,7 @@ class Subscription:
 
     @property
     def accepts_hand_overs(self) -> bool:
-        """Whether the next connection gets a channel of its own for hand-overs."""
+        """Whether the next connection gets its own channel for hand-overs."""
         return self.takes_batches and (not self.is_sharded or bool(self.slot_channel))
 
     def new_own_channel(self) -> bytes:
@@ -360,7 +361,7 @@ class AwaitSignal:
     time.
 
     A message on the consumer's own channel also ends the wait, and is stored in the subscription.
-    If there is no connection yet, the step subscribes and returns at once.
+    If there is no connection yet, the step subscribes and returns immediately.
     """
 
     __slots__ = ("seconds", "subscription")
@@ -413,7 +414,7 @@ def durable_pipeline(
 
     Returns:
         The values or RMQErrors of the commands, and a text that says which replicas or disks did
-            not confirm. The text is empty if all confirmed.
+        not confirm. The text is empty if all have confirmed.
     """
     if wanted is None:
         return (yield Pipeline(commands)), ""

@@ -1,4 +1,4 @@
-"""Turn the Lua scripts into the form that Redis gets.
+"""Convert the Lua scripts to the form that Redis gets.
 
 script_loader   finds `lua/`, and composes each script
 inlining        replaces constants and calls of inline functions

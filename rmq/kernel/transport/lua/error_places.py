@@ -1,8 +1,8 @@
 """Add source file and line to the error of a script, and restore the names of its locals.
 
 An error of Redis names a line of the composed text. After such an error, the script is composed
-again, with a mark in each source line. The marks are used only if the text without them equals the
-text that Redis has.
+again, with a mark in each source line. The marks are used only if the composed text without marks
+equals the text that Redis has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def with_places(text: str, name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """Where the lines and names of a composed text come from in the sources."""
+    """The sources of the lines and names in a composed text."""
 
     places: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
@@ -59,7 +59,7 @@ class _Source(NamedTuple):
 
 @functools.cache
 def _source_of(name: str, text: str) -> _Source:
-    """Find out where the lines and names of a composed text come from.
+    """Return the sources of the lines and names in a composed text.
 
     The result is empty if the sources have changed since Redis got the text.
     """

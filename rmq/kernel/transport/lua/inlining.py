@@ -1,8 +1,8 @@
 """Replace constants and calls of inline functions in the Lua scripts.
 
 Each execution of a script creates its local variables and functions again. A constant costs an
-instruction, and a function costs a tenth of a call of Redis. So in the text for Redis, values
-replace the constants of `lua/lib/`, and statements replace its inline functions.
+instruction, and a function costs a tenth of the time of a call of Redis. So in the text for Redis,
+values replace the constants of `lua/lib/`, and statements replace its inline functions.
 
 - A constant is a local variable in capitals whose value is a number or a string.
 - An inline function has the line `--- @inline` above it. Each call of an inline function is a
@@ -65,7 +65,8 @@ _LOOP = re.compile(r" *(for|while|repeat)\b")
 class _Function(NamedTuple):
     """An inline function that was read from a script.
 
-    Its lines are indented by two. The `results` are the values that it returns at its end.
+    Its lines are indented by two spaces. `results` are the values that the function returns at its
+    end.
     """
 
     name: str
@@ -156,7 +157,7 @@ def is_used(name: str, text: str, start: int, end: int) -> bool:
 
 
 def called(text: str) -> str:
-    """Turn the inline functions of a script into normal functions. Tests compare both forms."""
+    """Convert the inline functions of a script to normal functions. Tests compare both forms."""
     return _MARK.sub("", text)
 
 

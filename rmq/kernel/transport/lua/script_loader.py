@@ -5,9 +5,9 @@ An installed RMQ has the scripts in `rmq/lua/`. This folder may be in a zip on `
 `pyproject.toml`. The first of these folders that exists is used.
 
 Composing a script takes up to 0.1 s. So a wheel contains composed texts, which
-`tools/compose_scripts.py` makes. A checkout keeps them in `.rmq/scripts` with a hash of their
-sources, so an edit takes effect at once. If this directory cannot be written, each process composes
-its scripts.
+`tools/compose_scripts.py` creates. A checkout stores composed texts in `.rmq/scripts` with a hash
+of their sources, so an edit of a source takes effect immediately. If this directory cannot be
+written, each process composes its scripts.
 """
 
 from __future__ import annotations
@@ -199,15 +199,13 @@ def expanded(
 ) -> str:
     """Replace the include lines of a script by the text of the libraries.
 
-    The text is indented like its include line.
-
-    An include at the left margin is in effect for the rest of the script. An indented include
-    belongs to its block, and is executed only with the block. A library is not included again where
-    it is already in effect.
+    The text is indented like its include line. An include at the left margin is valid for the rest
+    of the script. An indented include belongs to its block, and is executed only with the block. A
+    library is not included twice in the same block.
 
     Args:
         text: Text of a file without its header.
-        known: Libraries that are already in effect.
+        known: Libraries that are already included.
         mark: Function that puts a character of `PLACES` at the end of each line, as for
             `full_text`.
         name: Name of the script or library.
@@ -272,8 +270,9 @@ def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) ->
 def _check_once(name: str, text: str, sites: Sites) -> None:
     """Raise an error if the text of a script contains a library function twice.
 
-    A script may have a short form in `alone/`, for one plain message. The short form may repeat a
-    function of the long form. If both forms shared this function, each execution would create it.
+    The only exception is the short form of a script in `alone/`, for one plain message. It may
+    repeat a function of the long form. If both forms shared the function, each execution would
+    create it.
 
     Raises:
         ValueError: A function occurs twice. The error names the script, the library and two lines.
@@ -303,8 +302,8 @@ def keys_of(name: str) -> tuple[list[str], bool]:
     """Return the names that a script gives to its keys, and whether the keys repeat.
 
     The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, a call
-    has these keys for each of several slots. At first, the names are the keys of the first slot.
-    The script assigns them again for each further slot. The name `all_keys` is the list of all
+    has these keys for each of several slots. The names first refer to the keys of the first slot,
+    and the script assigns them again for each further slot. The name `all_keys` is the list of all
     keys.
     """
     line = _KEYS.search(_body(name))
@@ -403,7 +402,7 @@ class _KeptTexts:
     def text(self, name: str) -> str:
         """Return the text of a script.
 
-        If a source has changed, the text is composed again and kept.
+        If a source has changed, the text is composed again and stored.
         """
         path = self._place / f"{name}.lua"
         with suppress(OSError, ValueError):
@@ -421,7 +420,7 @@ class _KeptTexts:
 
 
 def _sources(name: str) -> list[str]:
-    """Return the names of a script and of all files that it includes, also indirectly."""
+    """Return the name of a script, and of all files that it includes directly or indirectly."""
     found, left = {name}, [name]
     while left:
         parts = {part for _, part in _INCLUDE.findall(_body(left.pop()))} - found

@@ -1,7 +1,7 @@
 """Shorten the text of a composed script: rename local variables, and remove needless spaces.
 
 Redis keeps the text of each script, and each new server loads all texts. Lines are not joined, so
-that the line in an error leads to its place in the sources. The short and the long text compile to
+that the line number in an error leads to the source line. The short and the long text compile to
 the same instructions.
 """
 

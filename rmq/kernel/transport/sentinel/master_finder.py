@@ -1,12 +1,12 @@
 """Find the master of a service by a query to the sentinels.
 
-A finder belongs to one pool of connections, so a forked process or another event loop has its own
+A finder belongs to one pool of connections. So a forked process or another event loop has its own
 finder. The finder keeps a connection to the sentinel that answered last.
 
 Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. RMQ sends SENTINEL MASTER,
-because the flags in its reply show whether the sentinel can reach the master. An attempt to connect
-to an unreachable master would take the whole timeout. redis-py sends the same query, but hides why
-a sentinel did not answer.
+because the flags in its reply show whether the sentinel can reach the master. Without the flags,
+RMQ would try to connect to an unreachable master for the whole timeout. redis-py sends the same
+query, but hides why a sentinel did not answer.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class FinderState:
     Args:
         sentinels: The sentinels and the service.
         shown: The URL without passwords, for errors.
-        connect: Function that makes an unopened connection of redis-py to a sentinel.
+        connect: Function that creates an unopened connection of redis-py to a sentinel.
 
     Attributes:
         master: The last master that a sentinel named.
-        moves: How often the master has changed.
+        moves: Number of times that the master has changed.
     """
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
@@ -73,9 +73,9 @@ class FinderState:
         return (connection.host, connection.port) == self.master
 
     def forget(self) -> None:
-        """Let the next call of `refresh` query the sentinels.
+        """Make the next call of `refresh` query the sentinels.
 
-        After a slow query without an answer there is a long pause, which is not shortened.
+        The long pause after a slow query without an answer is not shortened.
         """
         if self._ask_at <= self._asked_at + ASK_S:
             self._ask_at = float("-inf")

@@ -1,10 +1,10 @@
 """Make and pool connections to the master that the sentinels name.
 
-A former master that was frozen or disconnected may still accept writes for ten seconds after it
-wakes up. Four rules keep clients away from such a server:
+A former master that was frozen or disconnected may accept writes for ten seconds after it wakes up.
+Four rules prevent that clients use such a server:
 
 - A new connection goes to the server that the sentinels name. It is used only if this server also
-  says that it is the master.
+  reports that it is the master.
 - After a query to the sentinels, open connections are used for one second without a new query.
 - If the sentinels name another server, the pool closes all idle connections. It also begins a new
   epoch, so that subscriptions are replaced. Connections in use are closed before their next use.
@@ -79,8 +79,8 @@ class AsyncSentinelPool(AsyncPool):
     Args:
         connector: Connector to the master and to the sentinels.
         address: Address of the sentinels.
-        wait_s: Longest wait of a caller for a connection.
-        timeout_s: Longest wait of a connection for a reply.
+        wait_s: Maximum wait of a caller for a connection, in seconds.
+        timeout_s: Maximum wait of a connection for a reply, in seconds.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ def how_to_ask(
 def _sentinel_connection(
     connector: Connector, sentinels: Sentinels, timeout_s: float, sentinel: HostPort
 ) -> Any:
-    """Return a new connection to a sentinel, not yet connected."""
+    """Return a new, unconnected connection to a sentinel."""
     wait_s = min(timeout_s, ANSWER_TIMEOUT_S)
     return connector.new(
         host=sentinel[0],

@@ -49,8 +49,8 @@ class SentinelPool(Pool):
     Args:
         connector: Connector to the master and to the sentinels.
         address: Address of the sentinels.
-        wait_s: Longest wait of a caller for a connection.
-        timeout_s: Longest wait of a connection for a reply.
+        wait_s: Maximum wait of a caller for a connection, in seconds.
+        timeout_s: Maximum wait of a connection for a reply, in seconds.
     """
 
     def __init__(

@@ -45,8 +45,8 @@ class Doorbell:
     """Reads replies from a connection, and lets another task end a wait for a reply.
 
     Attributes:
-        heard_at: Time of the last reply by the monotonic clock, at first the time at which this
-            object was made.
+        heard_at: Monotonic time of the last reply, or of the creation of this object if there was
+            no reply.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -103,7 +103,7 @@ class AsyncTransport(AsyncDriver):
         self._coalescing = CoalescingTasks()
 
     async def close(self) -> None:
-        """Close all connections, and the embedded server if this is its last user."""
+        """Close all connections. Stop the embedded server if this transport is its last user."""
         for task in self._background:
             task.cancel()
         await self._current_pool().close()
@@ -117,7 +117,7 @@ class AsyncTransport(AsyncDriver):
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
         """Run the cleanup of an interrupted flow, for at most HAND_BACK_S seconds.
 
-        The cleanup releases messages that the flow had received.
+        The cleanup releases messages that the flow has received.
         """
         try:
             async with asyncio.timeout(HAND_BACK_S):
@@ -186,7 +186,7 @@ class AsyncTransport(AsyncDriver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def is_reentrant(self, callers: Permits) -> bool:
-        """Return False, because a signal handler cannot await."""
+        """Return False: a signal handler cannot interrupt a call and await another call."""
         return False
 
     def _doorbell(self, connection: Any) -> Doorbell:

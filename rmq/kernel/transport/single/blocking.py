@@ -2,8 +2,8 @@
 
 The transport writes to its connections directly. For each command, redis-py's own client would take
 a connection from its pool, check the socket and give the connection back. This takes half of the
-time of a small command. RMQ does not need the check: a dead connection fails at the next command,
-and each command is safe to repeat (`rmq.kernel.transport.connections.pool`).
+time of a small command. RMQ does not need the check, because a dead connection fails at the next
+command, and each command is safe to repeat (`rmq.kernel.transport.connections.pool`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Doorbell:
     """Reads replies from connections, and lets another thread end a wait for a reply.
 
     Attributes:
-        heard_at: Time of the last reply by the monotonic clock, at first the time at which this
-            object was made.
+        heard_at: Monotonic time of the last reply, or of the creation of this object if there was
+            no reply.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -116,7 +116,7 @@ class Transport(Driver):
     Args:
         address: Address of the server.
         retry_for: Number of seconds for which a command is repeated while Redis cannot be reached.
-        timeout_s: Longest wait for a reply.
+        timeout_s: Maximum wait for a reply, in seconds.
 
     Attributes:
         commands: Number of commands that were sent. A call of a script is one command.
@@ -137,7 +137,7 @@ class Transport(Driver):
         self._coalescing = CoalescingThreads()
 
     def close(self) -> None:
-        """Close all connections, and the embedded server if this is its last user."""
+        """Close all connections. Stop the embedded server if this transport is its last user."""
         for timer in self._background:
             timer.cancel()
         self._current_pool().close()
@@ -165,7 +165,7 @@ class Transport(Driver):
             brief._end_brief()
 
     def _brief(self, timeout_s: float) -> Transport:
-        """Return a transport to the same server, with its own connections and without retries.
+        """Return a transport to the same server that has its own connections and no retries.
 
         The caller closes these connections with `_end_brief`.
         """
@@ -230,9 +230,9 @@ class Transport(Driver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
-        """Subscribe a connection to another channel. Return whether the command was sent.
+        """Subscribe a connection to one more channel.
 
-        The reply is read later.
+        Return whether the command was sent. The reply is read later.
         """
         subscribed.connection.send_command("SUBSCRIBE", channel)
         return True
@@ -242,9 +242,10 @@ class Transport(Driver):
         return self._pool.is_own and subscribed.epoch == self._pool.epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
-        """Return whether this thread already makes a call that `callers` counts.
+        """Return whether this thread is already in a call that `callers` counts.
 
-        If so, a signal handler interrupted that call and makes the current call.
+        If so, a signal handler has interrupted that call, and the signal handler makes the current
+        call.
         """
         return callers.is_used_by(threading.get_ident())
 
@@ -263,7 +264,7 @@ class Listener:
 
     One thread waits on the connection of the listener, and any thread can end the wait. If the ACL
     refuses a channel, the worker polls its topic, and tries to subscribe again after a minute.
-    Channels for hand-overs are added later, and are lost with the connection.
+    Channels for hand-overs are added later. They are lost if the connection is lost.
 
     Args:
         transport: Transport that makes the connection.
@@ -288,15 +289,16 @@ class Listener:
         return self._subscribed is not None and not self._subscribed.refused
 
     def wake(self) -> None:
-        """End the wait of the thread that waits now, or its next wait."""
+        """End the current or the next wait of the waiting thread."""
         subscribed = self._subscribed
         if subscribed is not None:
             subscribed.waiting.wake()
 
     def add(self, channel: bytes) -> bool:
-        """Subscribe to another channel. Return whether the command was sent.
+        """Subscribe to one more channel.
 
-        After Redis has confirmed the subscription, the channel is in `added`.
+        Return whether the command was sent. After Redis has confirmed the subscription, the channel
+        is in `added`.
         """
         if self._subscribed is None:
             return False
@@ -310,7 +312,7 @@ class Listener:
         """Wait for wake-ups, and return them.
 
         The list is empty if no wake-up arrives in time, or if `wake` ends the wait. If there is no
-        connection, subscribe, set `has_missed` and return at once.
+        connection, the method subscribes, sets `has_missed` and returns immediately.
 
         Raises:
             Unavailable: Redis cannot be reached.

@@ -71,7 +71,10 @@ class AsyncDriver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return an object that reads from a connection, and whose waits can be ended."""
+        """Return an object that reads from a connection.
+
+        Other threads or tasks can end its waits.
+        """
         raise NotImplementedError
 
     async def _disconnect(self, connection: Any) -> None:
@@ -204,7 +207,7 @@ class AsyncDriver:
     def epoch(self) -> int:
         """A number that grows whenever connections have died.
 
-        Subscriptions that were made at a smaller number are replaced.
+        Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pool().epoch
 

@@ -65,7 +65,10 @@ class Driver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return an object that reads from a connection, and whose waits can be ended."""
+        """Return an object that reads from a connection.
+
+        Other threads or threads can end its waits.
+        """
         raise NotImplementedError
 
     def _disconnect(self, connection: Any) -> None:
@@ -198,7 +201,7 @@ class Driver:
     def epoch(self) -> int:
         """A number that grows whenever connections have died.
 
-        Subscriptions that were made at a smaller number are replaced.
+        Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pool().epoch
 

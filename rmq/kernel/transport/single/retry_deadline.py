@@ -1,4 +1,4 @@
-"""Decide how long to repeat a command during an outage, and make the final error."""
+"""Decide how long to repeat a command during an outage, and create the final error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RetryDeadline:
         Raises:
             Unavailable: There is no time for a further attempt, and nothing was done.
             OutcomeUnknown: There is no time for a further attempt, and Redis may have executed an
-                earlier one.
+                earlier attempt.
         """
         if kind_of(error) is Kind.UNKNOWN:
             self.may_be_done = True

@@ -34,10 +34,9 @@ _log = logging.getLogger("rmq")
 def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
     """Check whether the server runs a script in a transaction.
 
-    Return the server's refusal, or None if it does.
-
-    The check calls a script that does not exist, so it changes nothing. If the ACL forbids
-    transactions, an error is raised, because the operator may change the ACL.
+    Return the server's refusal, or None if the server runs the script. The check calls a script
+    that does not exist, so it changes nothing. If the ACL forbids transactions, an error is raised,
+    because the operator may change the ACL.
     """
     words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
     replies = yield Exchange(b"".join(map(pack, words)), len(words))
@@ -57,7 +56,7 @@ class ServerCommands:
     Args:
         address: Address of the server, for errors.
         retry_for: Number of seconds for which a failed command is repeated.
-        timeout_s: Longest wait for a reply.
+        timeout_s: Maximum wait for a reply, in seconds.
         loaded: Scripts that this client has loaded. The server loses scripts when it restarts.
     """
 
@@ -85,7 +84,7 @@ class ServerCommands:
             key: A key of the slot. A proxy chooses the server by this key.
 
         Raises:
-            RMQError: This user has no right to transactions, or no reply came before the retry
+            RMQError: This user has no right to transactions, or no reply arrived before the retry
                 deadline.
         """
         if self._accepts_transactions is None:
@@ -267,10 +266,11 @@ class ServerCommands:
 
 
 def eval_request(script: Script) -> tuple[bytes, int]:
-    """Encode commands that load a script with EVAL. Return the bytes and the number of commands.
+    """Encode commands that load a script with EVAL.
 
-    They are used if SCRIPT LOAD is refused, because EVAL also loads a script. EVAL is called
-    without keys, so the script fails before it does anything.
+    Return the bytes and the number of commands. This is for servers that refuse SCRIPT LOAD,
+    because EVAL also loads a script. EVAL is called without keys, so the script fails before it
+    changes anything.
     """
     return pack(("EVAL", script.text, 0)), 1
 
@@ -297,7 +297,7 @@ def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
 
 
 def parsed(command: Command[Any], reply: Any) -> Any:
-    """Convert a reply by `Command.parse`. Return the value, or the RMQError that was raised."""
+    """Convert a reply with `Command.parse`. Return the value, or the RMQError that was raised."""
     try:
         return command.parse(reply)
     except RMQError as error:

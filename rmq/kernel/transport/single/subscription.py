@@ -30,9 +30,9 @@ from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadl
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
-    """Return the cluster's node at which to subscribe.
+    """Return the cluster's node at which to subscribe: the master that serves the shard channel.
 
-    It is the master that serves the shard channel if this master answers. Otherwise it is any node.
+    If this master does not answer, return any node.
     """
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
     return table.any_node() if node is None or node in table.suspects else node
@@ -48,7 +48,7 @@ def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -
 
 
 def is_for_now(refusal: BaseException) -> bool:
-    """Return whether a refused shard channel may be permitted later, or by another node."""
+    """Return whether a refused shard channel may be permitted later or by another node."""
     return isinstance(refusal, AskError) or kind_of(refusal) is Kind.AGAIN
 
 
@@ -76,7 +76,7 @@ class SubscribedConnection:
     Args:
         connection: A connection of redis-py.
         epoch: Epoch of the pool when the connection was made.
-        refused: Channels that were left out, with the errors.
+        refused: Channels that were omitted, with the errors.
         waiting: Doorbell that reads from the connection, and lets another thread or task end a
             wait.
 
@@ -111,9 +111,9 @@ class SubscribedConnection:
         self._pinged_at = 0.0  # a reply that was read after this time has answered the PING
 
     def is_to_ping(self) -> bool:
-        """Return whether the caller must send a PING, because the server was silent for long.
+        """Return whether the caller must send a PING now, because the server was silent for long.
 
-        If so, it is recorded that the PING was sent.
+        The method then records that the PING was sent.
         """
         now, heard_at = time.monotonic(), self.waiting.heard_at
         if self._pinged_at > heard_at or now < heard_at + PING_S:
@@ -156,10 +156,10 @@ class SubscribedConnection:
 
 
 class SubscriptionRefused:
-    """Takes the place of a subscription that the ACL or the server does not permit.
+    """Replaces a subscription that the ACL or the server does not permit.
 
     The consumer then polls every POLL_S seconds, and tries to subscribe again after RETRY_S
-    seconds. So it needs no restart when the ACL is corrected.
+    seconds. So the consumer needs no restart when the ACL is corrected.
     """
 
     RETRY_S = 60.0
@@ -202,12 +202,12 @@ def await_signal(
     """Wait for wake-ups, and return the slots that they name.
 
     The result is empty if no wake-up arrives in time. If there is no connection, the call
-    subscribes and returns at once. If the connection is dead, it is closed, and the next call
+    subscribes and returns immediately. If the connection is dead, it is closed, and the next call
     subscribes again.
 
     Args:
         subscription: Subscription, which keeps its connection between calls.
-        seconds: Longest wait.
+        seconds: Maximum wait.
         deadline: Retry deadline for subscribing.
         epoch: Current epoch of the pool. A connection from an older epoch is closed, because it may
             lead to the wrong server.
@@ -264,7 +264,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a wake-up or a message on the consumer's own channel arrives, or time is over."""
+    """Read until a wake-up or a message on the consumer's own channel arrives, or the wait ends."""
     while not (signals or subscription.payloads):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
