@@ -484,11 +484,7 @@ class ConsumerFlows:
         kind: str = "r",
         then: Any = (),  # a FollowUpList
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters, and store the follow-ups of each delivery.
-
-        `kind` is "r" if the handler rejected the message, "u" if its body has the wrong form, or
-        "n" if there is no handler.
-        """
+        """Make deliveries dead letters: "r" rejected, "u" wrong body, or "n" no handler."""
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
@@ -501,10 +497,7 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[InnerDelivery], delay: Duration, event: bytes = b""
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back without a failure.
-
-        With `event`, their messages wait for this event.
-        """
+        """Give deliveries back without a failure. With `event`, their messages wait for it."""
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=not event)
         given, build = list(deliveries), partial(self._build_release, wait_ms, event)
         lost = yield from self._settle("release", given, build)
@@ -521,10 +514,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases.
-
-        A shared lease is only checked, because the heartbeat renews it. Return the lost deliveries.
-        """
+        """Extend leases, or check a shared lease. Return the deliveries whose lease was lost."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))

@@ -435,10 +435,7 @@ def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Fl
 
 
 def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
-    """Run a call of the script `prepare`, for the first time or again.
-
-    The call is stored in `state.unanswered` until its reply comes.
-    """
+    """Run a call of `prepare`, and store it in `state.unanswered` until its reply comes."""
     is_first = state.unanswered is None
     state.unanswered = call
     try:

@@ -133,10 +133,7 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
 
 
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
-    """Release deliveries of an expired shared lease.
-
-    Return their number, and whether more deliveries remain.
-    """
+    """Release deliveries of an expired shared lease: (their number, whether more remain)."""
     return Command(
         script_loader.load("lease_rollback"),
         (keys.slot, keys.prepare, keys.leases, keys.queries),
@@ -148,10 +145,7 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
-    """Release deliveries of a shared lease whose handlers have not begun.
-
-    Their messages lose no retry.
-    """
+    """Release deliveries whose handlers have not begun. Their messages lose no retry."""
     return Command(
         script_loader.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
@@ -427,10 +421,7 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Parse a hand-over from the payload of a consumer's own channel.
-
-    Return None for other payloads.
-    """
+    """Parse a hand-over on a consumer's own channel, or return None for other payloads."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
