@@ -40,9 +40,9 @@ class Broker(AsyncBroker):
         prefetch: Maximum number of messages that wait in a worker process for taskiq's receiver, 1
             to 1000. A message that waits for 0.5 s goes to another worker.
         keep_failed: Whether a task that raised an exception becomes a dead letter, unless a
-        middleware of taskiq retries the task. By default, only rejected tasks (`Context.reject`)
-        become dead letters, and taskiq acks other failed tasks. prefix, retry_for, timeout,
-        max_connections: Arguments of rmq.AsyncClient.
+            middleware of taskiq retries the task. By default, only rejected tasks
+            (`Context.reject`) become dead letters, and taskiq acks other failed tasks.
+        prefix, retry_for, timeout, max_connections: Arguments of rmq.AsyncClient.
         settings: Settings of the topics, see rmq.Settings. Durations are in seconds or timedelta.
 
     Raises:

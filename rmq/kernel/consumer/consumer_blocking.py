@@ -52,12 +52,12 @@ class Consumer:
         Returns:
             Deliveries, in order within each slot, or an empty list if no message arrived in time. A
                 message that cannot be decoded becomes a dead letter, and is not returned. An
-                ordered consumer receives messages of one slot. Handle them one after the other. If
-                a message fails or is postponed, call `release` for all messages after it.
+                ordered consumer receives messages of one slot: handle them one after another, and
+                if a message fails or is postponed, call `release` for all messages after it.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-            releases the messages that this call may have leased. The messages lose no retry.
+                releases the messages that this call may have leased. The messages lose no retry.
         """
         received = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in received]

@@ -129,7 +129,7 @@ class Resender:
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is unreachable. No stub was postponed. Stubs that
-            were sent may be sent again.
+                were sent may be sent again.
             ConfigurationError: A table is missing. Errors of the database are raised as they are.
         """
         with require_table(stubs, CREATE), require_table(logs, CREATE):

@@ -32,7 +32,7 @@ class DueStub(NamedTuple):
     Attributes:
         seq, id, topic, slot_basis, codec, sends, resend_at: Columns of the stub with these names.
         slot, offset: Slot of the message after the last send, and the number of the message in this
-        slot.
+            slot.
     """
 
     seq: int
