@@ -235,7 +235,7 @@ async def ask_edit(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/dead-letters/edit/{id}", Role.ADMIN)
 async def edit(request: PageRequest) -> View | Redirect:
-    """Send a dead letter back with the typed body and headers."""
+    """Send a dead letter back with the body and the headers that the user has typed."""
     message = await _letter(request)
     kind, shown = _editable(message)
     changes: dict[str, Any] = {}

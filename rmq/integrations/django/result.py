@@ -59,7 +59,7 @@ class Facts:
     workers: list[str] = field(default_factory=list)
 
     def stored(self, **values: Any) -> dict[str, Any]:
-        """Return these facts and further values, as the value of a kept result."""
+        """Return the value of a kept result: these facts, and the given values."""
         return asdict(self) | values
 
 

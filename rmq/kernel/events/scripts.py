@@ -85,7 +85,7 @@ def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Comm
 
 
 def event_waiters(keys: EventKeys, delivered: Iterable[bytes], limit: int) -> Command[Signalled]:
-    """Remove messages that got an event from its waiting messages.
+    """Remove the messages in `delivered` from the waiting messages of an event.
 
     Return the next waiting messages.
     """

@@ -180,7 +180,7 @@ class ResultSignals:
                     waiter.note(names)
 
     def _read(self, subscription: ResultSubscription) -> Flow[None]:
-        """Read signals, until there was no waiting caller for IDLE_S seconds."""
+        """Read signals until no caller has waited for IDLE_S seconds."""
         idle_at = time.monotonic() + IDLE_S
         try:
             while not self._is_closed:

@@ -404,7 +404,7 @@ def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = F
 
 
 def open_for(context: TopicContext, id: Id) -> Flow[MessageId]:
-    """Open a topic that exists, if necessary. Return the checked id of one of its messages.
+    """Open a topic that exists, if necessary. Check the id of a message, and return it.
 
     Raises:
         InvalidValue: The id belongs to another topic, or to a slot that this topic does not have.

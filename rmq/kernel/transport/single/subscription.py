@@ -127,7 +127,7 @@ class SubscribedConnection:
         Args:
             reply: The reply that was read.
             signals: Set to which the slot in a wake-up is added.
-            subscription: Subscription that stores messages of its own channel.
+            subscription: Subscription that gets the messages of its own channel.
         """
         if not isinstance(reply, list) or len(reply) != 3:
             return
