@@ -230,6 +230,31 @@ def test_dead_letters_that_grow_are_named(
     assert grave(client, "dead-letters") == []
 
 
+def test_messages_behind_others_that_do_not_end_are_named(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics_ = [client.topic(name, groups=rmq.Groups()) for name in ("orders", "bills")]
+    survey = Survey(client._transport, "rmq")
+    with topics_[0].consumer() as orders, topics_[1].consumer() as bills:
+        for topic in topics_:
+            topic.send_many([rmq.Outgoing(n, group=f"g{n % 2}") for n in range(7)])
+        (first, _), (other, _) = orders.receive(2), bills.receive(2)
+        survey.run_once()
+        Sampler(client._transport, survey).run_once()
+        assert grave(client, "late") == [], "only since a moment"
+        monkeypatch.setattr(topics, "STUCK_MS", 0)
+
+        finding = one(client, "late")
+        report_worker(redis, "aaaaaaaa", "bills", runs=[(str(other.id), 0, 1000)])
+        run = one(client, "late")
+        first.ack()
+
+        assert set(finding.topics) == {"orders", "bills"}
+        assert "5 messages held behind 2 in flight, of which none has ended" in finding.evidence
+        assert run.topics == ("orders",), "a worker runs the other"
+        assert grave(client, "late") == []
+
+
 def _failing(client: rmq.Client, names: list[str]) -> None:
     """Let all deliveries of topics fail, after a server has stored samples."""
     for name in names:

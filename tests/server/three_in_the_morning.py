@@ -104,6 +104,7 @@ class Scene:
         self._runs: list[tuple[str, str]] = []  # topic and message of handlers that hang
         self._began = time.time()
         self._consumers: list[rmq.Consumer] = []
+        self._grouped_work: list[tuple[rmq.Consumer, list[rmq.Delivery]]] = []
 
     def fill(self, kinds: Sequence[str]) -> list[Plant]:
         """Make everything, with a problem of each of these kinds; return the problems."""
@@ -115,6 +116,7 @@ class Scene:
         self._fill_later()
         self._fill_groups()
         planted = [KINDS[kind](self) for kind in kinds]
+        self._work_on_groups()
         planted_checks = {each.check for each in planted}
         assert len(planted_checks) == len(kinds), "each kind has a check of its own"
         return planted
@@ -196,9 +198,20 @@ class Scene:
             consumer = topic.consumer(lease=6 * HOUR)
             consumer.__enter__()
             self._consumers.append(consumer)
-            left = len(own)
-            while left > 0:
-                left -= len(consumer.receive(min(BATCH, left), wait=2)) or left
+            taken: list[rmq.Delivery] = []
+            while left := len(own) - len(taken):
+                more = consumer.receive(min(BATCH, left), wait=2)
+                taken += more
+                if not more:
+                    break
+            self._grouped_work.append((consumer, taken))
+
+    def _work_on_groups(self) -> None:
+        """Let a message of each topic with groups end, and take the next one of its group."""
+        for consumer, taken in self._grouped_work:
+            if taken:
+                taken.pop(0).ack()
+                taken += consumer.receive(1, wait=2)
 
     # --- problems ---
 
@@ -321,6 +334,7 @@ class Scene:
         def run() -> None:
             while not stop.wait(5):
                 self.report()
+                self._work_on_groups()
 
         self.report()
         thread = Thread(target=run, daemon=True)

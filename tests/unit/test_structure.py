@@ -78,7 +78,8 @@ FILES = sorted(
 # The size of a history in the counts of a topic, as a metric, and in the doctor: 28 lines.
 # Replays of the history, as a job, over HTTP and as a command: 477 lines and 2 files.
 # The runbook in the console, and the console shows what the service has found: 44 lines.
-LIMITS = {"lines": 57_108, "files": 512, "private": 80}
+# Messages that are held back behind messages in flight that do not end: 28 lines.
+LIMITS = {"lines": 57_136, "files": 512, "private": 80}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

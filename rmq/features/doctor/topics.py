@@ -25,7 +25,7 @@ from rmq.features.groups import flows as group_flows
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
-from rmq.kernel.core import metrics, record, slo as slos
+from rmq.kernel.core import history, metrics, record, slo as slos
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
 from rmq.kernel.core.layout import Resizing
@@ -46,6 +46,7 @@ WEIGHED, SAMPLES = 8, 20
 SKEW, SKEW_LEAST = 4.0, 1000
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
+STUCK_MS = 10 * 60_000  # messages are held back for this time, and no message in flight ends
 PAUSED_MS = 3_600_000
 PENDING_MS = 300_000  # a follow-up that waits longer for its topic is reported
 # A resize without older messages is finished at once by its command, or soon by a server. After
@@ -308,7 +309,40 @@ def late(look: Look) -> Flow[list[Sight]]:
             sight = of_topic(topic.name, "error", text, fix, since_ms=since_ms)
             found.append((late_ms, sight))
     most = max((topic.total["late_ms"] for topic in topics), default=0)
-    return worst_first(found) or [Sight("ok", f"the oldest due message has waited {age(most)}")]
+    ok = Sight("ok", f"the oldest due message has waited {age(most)}")
+    return worst_first(found) + worst_first((yield from _behind(look, topics))) or [ok]
+
+
+def _behind(look: Look, topics: list[TopicOverview]) -> Flow[list[tuple[float, Sight]]]:
+    """Find topics that hold messages back while no message in flight ends.
+
+    The check `long-runs` examines topics of which a worker runs handlers.
+    """
+    running = {run.topic for worker in (yield from look.workers()) for run in worker.running}
+    stuck = [
+        topic
+        for topic in topics
+        if topic.total["held"] and topic.total["in_flight"] and topic.name not in running
+    ]
+    now_ms = max((topic.total["now_ms"] for topic in stuck), default=0)
+    befores = yield from samples.before([topic.context for topic in stuck], now_ms, STUCK_MS)
+    found = list[tuple[float, Sight]]()
+    for topic, (before,) in zip(stuck, befores, strict=True):
+        counts, for_ms = topic.total, now_ms - before.at_ms if before else 0
+        if before is None or for_ms < STUCK_MS:
+            continue
+        then = dict(zip(history.COUNTERS, before.counters, strict=True))
+        then |= zip(history.LEVELS, before.levels, strict=True)
+        ended = counts["delivered"] - counts["in_flight"]
+        if then["in_flight"] and then["delivered"] - then["in_flight"] == ended:
+            text = (
+                f"{plural(counts['held'], 'message')} held behind {counts['in_flight']} in flight, "
+                f"of which none has ended for {age(for_ms)}; restart their consumer, or wait until "
+                "their leases end"
+            )
+            fix = f"rmq peek {topic.name} --queue in-flight"
+            found.append((counts["held"], of_topic(topic.name, "warning", text, fix)))
+    return found
 
 
 def slo(look: Look) -> Flow[list[Sight]]:
