@@ -48,6 +48,7 @@ SOURCES = (
     "rmq.kernel.consumer.consumer",
     "rmq.kernel.delivery.delivery",
     "rmq.kernel.results.handle",
+    "rmq.kernel.transport.cluster.driver",
     "rmq.kernel.transport.single.driver",
     "rmq.kernel.transport.sentinel.master_finder",
     "rmq.kernel.transport.sentinel.master_pool",

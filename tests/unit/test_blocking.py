@@ -12,8 +12,7 @@ from tools import blocking
 
 # Async classes whose blocking twin is written by hand, or that have none; see decision 59.
 BY_HAND = {
-    "AsyncAdminPart", "AsyncClusterTransport", "AsyncNodePools", "AsyncPool",
-    "AsyncTransport",
+    "AsyncAdminPart", "AsyncNodePools", "AsyncPool", "AsyncTransport",
 }  # fmt: skip
 
 

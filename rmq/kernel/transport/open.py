@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.kernel.transport.cluster.transports import AsyncClusterTransport, ClusterTransport
+from rmq.kernel.transport.cluster.driver import AsyncClusterDriver
+from rmq.kernel.transport.cluster.transports import ClusterTransport
 from rmq.kernel.transport.single.asyncio import AsyncTransport
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.kernel.transport.url import Address
@@ -26,5 +27,5 @@ def as_blocking(transport: Transport | AsyncTransport) -> Transport:
 
 def open_async_transport(address: Address, retry_for: float, timeout_s: float) -> AsyncTransport:
     """Return an asyncio transport to the server or cluster of an address."""
-    kind = AsyncClusterTransport if address.nodes else AsyncTransport
+    kind = AsyncClusterDriver if address.nodes else AsyncTransport
     return kind(address, retry_for, timeout_s)

@@ -65,9 +65,9 @@ class _NodePoolsState(Generic[P]):
         return self.base_epoch + sum(pool.epoch for pool in list(self._pools.values()))
 
     @property
-    def is_inherited(self) -> bool:
-        """Whether the connections belong to the parent of this forked process."""
-        return self._generation != process.generation
+    def is_own(self) -> bool:
+        """Whether this process may use the pools. A forked process may not."""
+        return self._generation == process.generation
 
     @property
     def idle(self) -> list[PooledConnection]:
@@ -151,6 +151,16 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
         super().__init__(AsyncPool, connector, size, wait_s, timeout_s)
         self.loop: asyncio.AbstractEventLoop | None = None  # event loop of the connections
         self.refreshing = asyncio.Lock()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process and event loop may use the pools.
+
+        The first event loop that reads this property owns the pools.
+        """
+        loop = asyncio.get_running_loop()
+        self.loop = self.loop or loop
+        return self.loop is loop and super().is_own
 
     async def keep(self, nodes: frozenset[Node]) -> None:
         """Close the connections to all nodes except `nodes`."""

@@ -1,0 +1,152 @@
+"""Run flows on a Redis Cluster. `ClusterDriver` is generated from `AsyncClusterDriver`.
+
+`cluster_commands` has the rules: which node gets a command, and which commands are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.transport.cluster.cluster_commands import ClusterCommands
+from rmq.kernel.transport.cluster.node_pools import ANSWER_S, AsyncNodePools
+from rmq.kernel.transport.connections.failures import NotConnected
+from rmq.kernel.transport.connections.operations import (
+    ExchangeAll,
+    Operation,
+    RefreshTable,
+    Subscribe,
+)
+from rmq.kernel.transport.connections.pool import PooledConnection
+from rmq.kernel.transport.flow.steps import (
+    AcceptsTransactions,
+    AwaitSignal,
+    Command,
+    OnEveryMaster,
+    Step,
+)
+from rmq.kernel.transport.hash_slots import Node, SlotTable
+from rmq.kernel.transport.lua.script_loader import Script
+from rmq.kernel.transport.single import subscription
+from rmq.kernel.transport.single.asyncio import AsyncTransport
+from rmq.kernel.transport.single.subscription import SubscribedConnection
+from rmq.kernel.transport.url import Address
+
+T = TypeVar("T")
+
+
+class AsyncClusterDriver(AsyncTransport):
+    """Runs flows on a cluster, for tasks of one event loop.
+
+    It has the arguments of `Transport`. The `max_connections` of the address limits the
+    connections to each node.
+    """
+
+    def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
+        super().__init__(address, retry_for, timeout_s)
+        self._table = SlotTable(address.nodes)
+        self._loaded: dict[Node, set[Script]] = {}
+        self._cluster = self._new_commands()
+        self._pools = self._new_pools()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await super().close()
+        await self._current_pools().close()
+
+    @property
+    def epoch(self) -> int:
+        """A number that grows whenever connections have died.
+
+        Subscriptions that began at a smaller number are replaced.
+        """
+        return self._current_pools().epoch
+
+    @property
+    def _idle(self) -> list[PooledConnection]:
+        return self._current_pools().idle
+
+    async def raw_command(self, name: str, *words: Any) -> Any:
+        """Execute a plain command, as `Transport.raw_command` describes."""
+        return await self._drive(self._cluster.raw_command(name, words))
+
+    async def _command(self, command: Command[T]) -> T:
+        value: T = await self._drive(self._cluster.command(command))
+        return value
+
+    async def _pipeline(
+        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
+    ) -> tuple[list[Any], Any]:
+        return await self._drive(self._cluster.pipeline(commands, durability))
+
+    async def _step(self, step: Step) -> Any:
+        if isinstance(step, AwaitSignal) and step.subscription.wait is None:
+            subscription.follow(step.subscription, self._table)
+        if isinstance(step, OnEveryMaster):
+            return await self._drive(self._cluster.on_every_master(step))
+        if isinstance(step, AcceptsTransactions):
+            return True  # nodes of a cluster are Redis servers and no proxies
+        return await super()._step(step)
+
+    async def _perform(self, operation: Operation) -> Any:
+        if isinstance(operation, ExchangeAll):
+            self.commands += sum(part.count for part in operation.parts)
+            return await self._current_pools().exchange_all(operation.parts)
+        if isinstance(operation, RefreshTable):
+            return await self._refresh(operation.version)
+        return await super()._perform(operation)
+
+    def _new_commands(self) -> ClusterCommands:
+        return ClusterCommands(
+            self.address, self.retry_for, self.timeout_s, self._table, self._loaded
+        )
+
+    def _new_pools(self) -> AsyncNodePools:
+        wait_s = self.timeout_s + self.retry_for
+        return AsyncNodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
+
+    def _current_pools(self) -> AsyncNodePools:
+        """Return the pools of this process and event loop. After a fork, they are new pools."""
+        if not self._pools.is_own:
+            self._pools = self._new_pools()
+        return self._pools
+
+    async def _refresh(self, version: int) -> None:
+        """Read which node serves which slot. Simultaneous callers share one read."""
+        pools = self._current_pools()
+        async with pools.refreshing:
+            if self._table.version == version:
+                await self._drive(self._cluster.read_table())
+                await pools.keep(self._table.nodes)
+
+    async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
+        """Return a connection that is subscribed to channels.
+
+        Any node may be used, because each node gets all Pub/Sub messages.
+
+        Only a shard channel needs a certain node, which is the master of its slot.
+        """
+        if not self._table.version:
+            await self._refresh(0)
+        node = subscription.node_for(wanted, self._table)
+        if node is None:
+            raise NotConnected("no node of the cluster is known")
+        connection = self._new_subscriber(node)
+        try:
+            subscribed = await self._subscribed_on(wanted, connection)
+        except NotConnected:
+            self._table.note_failed(node)
+            raise
+        subscription.note_node(subscribed, wanted, node)
+        return subscribed
+
+    def _new_subscriber(self, node: Node) -> Any:
+        """Return a new, unconnected connection for Pub/Sub messages of a node.
+
+        The connection waits only ANSWER_S seconds for the node, because the caller can continue
+        with other nodes. If a node does not answer, it is not used for some time.
+        """
+        brief_s = min(ANSWER_S, self.timeout_s)
+        timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
+        return self._connector.new(protocol=2, host=node[0], port=node[1], **timeouts)
