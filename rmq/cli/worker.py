@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq")
 
 MAX_PROCESSES = 256
+LIMITS = ("max_messages", "max_memory", "timeout_kill")  # a supervisor replaces the process
 
 
 def _host_port(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -153,34 +154,21 @@ def run(
     module: str,
     topics: tuple[str, ...],
     processes: int | None,
-    concurrency: int | None,
-    max_messages: int | None,
-    max_memory: int | None,
-    timeout_kill: float | None,
     reload: bool,
-    grace: float | None,
-    watchdog: float | None,
-    heartbeat: Literal["process", "thread"] | None,
     no_schedules: bool,
     health: tuple[str, int] | None,
     log_level: str | None,
     log_json: bool | None,
     check: bool,
     control_fd: int | None,
+    **options: Any,
 ) -> int:
     """Run handlers in this process or in several processes, or only check the handlers."""
     common = common_options()
     _refuse_redis_options(common, module)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for what handlers print
-    limits = {
-        "max_messages": max_messages, "max_memory": max_memory, "timeout_kill": timeout_kill,
-    }  # fmt: skip
-    options = {
-        "concurrency": concurrency, "grace": grace, "watchdog": watchdog, "heartbeat": heartbeat,
-        **limits,
-    }  # fmt: skip
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    supervised = processes or reload or any(name in given for name in limits)
+    given = {name: value for name, value in options.items() if value is not None}
+    supervised = processes or reload or any(name in given for name in LIMITS)
     if supervised and not check and control_fd is None:
         logs.start(log_level, log_json)
         arguments = [f"{_option(name)}={value}" for name, value in given.items()]

@@ -50,94 +50,58 @@ def _setting_text(name: str, value: Any) -> str:
     return text.number(value) if isinstance(value, int) else str(value)
 
 
-_settings = with_options(
-    click.option("--slots", type=int, help="Number of slots, 1 to 1024.  [1]"),
-    click.option(
-        "--default-priority", type=int, help="Default priority of a send, 17 to 1048575.  [100]"
+# Options of a topic's settings, in the order of help: type and help of each.
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "slots": (int, "Number of slots, 1 to 1024.  [1]"),
+    "default-priority": (int, "Default priority of a send, 17 to 1048575.  [100]"),
+    "timed-priority": (
+        TIMED_PRIORITY, "Priority of due messages without a priority: 17 to 1048575, or first: "
+        "before all priorities.  [first]",
     ),
-    click.option(
-        "--timed-priority",
-        type=TIMED_PRIORITY,
-        help="Priority of due messages without a priority: 17 to 1048575, or first: before all "
-        "priorities.  [first]",
-    ),
-    click.option(
-        "--lease", type=DURATION, help="How long a consumer keeps a delivery, 1s to 12h.  [30s]"
-    ),
-    click.option("--max-retries", type=int, help="Deliveries after the first, 0 to 16.  [16]"),
-    click.option(
-        "--retry",
-        type=RETRY,
-        help="immediate, exponential[:BASE:CAP[:JITTER]] or levels[:WAIT,WAIT,...].  "
+    "lease": (DURATION, "How long a consumer keeps a delivery, 1s to 12h.  [30s]"),
+    "max-retries": (int, "Deliveries after the first, 0 to 16.  [16]"),
+    "retry": (
+        RETRY, "immediate, exponential[:BASE:CAP[:JITTER]] or levels[:WAIT,WAIT,...].  "
         "[exponential:1s:10m:1]",
     ),
-    click.option(
-        "--dedup-window", type=DURATION_OR_OFF, help="How long a settled id is remembered.  [1m]"
+    "dedup-window": (DURATION_OR_OFF, "How long a settled id is remembered.  [1m]"),
+    "max-length": (int, "Maximum number of waiting messages, or 0 for no limit.  [0]"),
+    "overflow": (
+        click.Choice(["reject", "block", "drop_lowest"]),
+        "What a send does if the topic has reached --max-length.  [reject]",
     ),
-    click.option(
-        "--max-length", type=int, help="Maximum number of waiting messages, or 0 for no limit.  [0]"
+    "max-body": (SIZE, "Largest body, in bytes or as 256k, 2M.  [256k]"),
+    "expires": (DURATION_OR_OFF, "Time after its due time until a message expires.  [off]"),
+    "on-expire": (click.Choice(["dead", "drop"]), "Result of an expiry.  [dead]"),
+    "durability": (
+        DURABILITY, "memory, replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]].  [memory]",
     ),
-    click.option(
-        "--overflow",
-        type=click.Choice(["reject", "block", "drop_lowest"]),
-        help="What a send does if the topic has reached --max-length.  [reject]",
+    "dead-retention": (DURATION_OR_OFF, "How long a dead letter is kept.  [off: forever]"),
+    "unhandled": (
+        DURATION_OR_OFF, "Time until a message whose type has no handler is dead.  [1h]",
     ),
-    click.option("--max-body", type=SIZE, help="Largest body, in bytes or as 256k, 2M.  [256k]"),
-    click.option(
-        "--expires",
-        type=DURATION_OR_OFF,
-        help="Time after its due time until a message expires.  [off]",
+    "limit": (
+        LIMIT, "Limit of deliveries: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with a "
+        "comma between; :key=HEADER at the end: for each value of that header.  [off]",
     ),
-    click.option(
-        "--on-expire",
-        type=click.Choice(["dead", "drop"]),
-        help="Result of an expiry.  [dead]",
+    "slo": (SLO, "Promised delay of messages, as p99<2s (p50, p90, p95, p99).  [off]"),
+    "groups": (
+        GROUPS, "Messages of a group go in order, or N at a time: order or concurrency=N, with "
+        "commas also on_dead=hold and share.NAME=WEIGHT.  [off]",
     ),
-    click.option(
-        "--durability",
-        type=DURABILITY,
-        help="memory, replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]].  [memory]",
+    "max-depth": (int, "Maximum number of follow-ups in a row, or 0 for no limit.  [1000]"),
+    "dead-to": (str, "Topic that gets a copy of each dead letter.  [off]"),
+    "history": (
+        HISTORY, "Limits for acked messages that stay readable: keep=7d,max_bytes=1GiB.  [off]",
     ),
-    click.option(
-        "--dead-retention",
-        type=DURATION_OR_OFF,
-        help="How long a dead letter is kept.  [off: forever]",
-    ),
-    click.option(
-        "--unhandled",
-        type=DURATION_OR_OFF,
-        help="Time until a message whose type has no handler is dead.  [1h]",
-    ),
-    click.option(
-        "--limit",
-        type=LIMIT,
-        help="Limit of deliveries: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with "
-        "a comma between; :key=HEADER at the end: for each value of that header.  [off]",
-    ),
-    click.option(
-        "--slo",
-        type=SLO,
-        help="Promised delay of messages, as p99<2s (p50, p90, p95, p99).  [off]",
-    ),
-    click.option(
-        "--groups",
-        type=GROUPS,
-        help="Messages of a group go in order, or N at a time: order or concurrency=N, with commas "
-        "also on_dead=hold and share.NAME=WEIGHT.  [off]",
-    ),
-    click.option(
-        "--max-depth",
-        type=int,
-        help="Maximum number of follow-ups in a row, or 0 for no limit.  [1000]",
-    ),
-    click.option(
-        "--dead-to", metavar="TOPIC", help="Topic that gets a copy of each dead letter.  [off]"
-    ),
-    click.option(
-        "--history",
-        type=HISTORY,
-        help="Limits for acked messages that stay readable: keep=7d,max_bytes=1GiB.  [off]",
-    ),
+}  # fmt: skip
+_settings = with_options(
+    *(
+        click.option(
+            f"--{name}", type=kind, help=text, metavar="TOPIC" if name == "dead-to" else None
+        )
+        for name, (kind, text) in _OPTIONS.items()
+    )
 )
 
 
