@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 
 class AuditOpenPage(NamedTuple):
@@ -43,19 +42,14 @@ def audit_open(
             return None  # this reply has only one element
         return AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:])
 
-    return Command(
-        script_loader.load("audit_open"),
-        (keys.slot, keys.audit),
-        [clock.now_us, after, limit, every_ms],
-        parse,
-    )
+    return script_call("audit_open", keys, [clock.now_us, after, limit, every_ms], parse)
 
 
 def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
     """Read a page of the numbered messages in a slot."""
-    return Command(
-        script_loader.load("audit_scan"),
-        (keys.slot, keys.store, keys.prepare, keys.dead, keys.records, keys.trash),
+    return script_call(
+        "audit_scan",
+        keys,
         [cursor, limit],
         lambda reply: AuditScanPage(reply[0], reply[1], bool(reply[2]), reply[3:]),
     )

@@ -10,8 +10,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 
 def redrive(
@@ -29,19 +28,11 @@ def redrive(
     recorded steps of the messages. `edited` is the new record of a single message, without the
     acceptance number.
     """
-    return Command(
-        script_loader.load("redrive"),
-        (
-            keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare,
-            keys.results, keys.keeping, keys.bodies,
-        ),
-        [
-            clock.now_us, session.call, context.channel, keys.index,
-            "" if died_by_ms is None else died_by_ms, "1" if fresh else "", edited,
-            *members_of(ids),
-        ],
-        bytes.decode,
-    )  # fmt: skip
+    return script_call("redrive", keys, [
+        clock.now_us, session.call, context.channel, keys.index,
+        "" if died_by_ms is None else died_by_ms, "1" if fresh else "", edited,
+        *members_of(ids),
+    ], bytes.decode)  # fmt: skip
 
 
 class DropExpiredReply(NamedTuple):
@@ -56,15 +47,12 @@ def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
     """Examine a page of waiting messages. Drop the expired messages, or make them dead letters."""
-    return Command(
-        script_loader.load("drop_expired"),
-        (
-            keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
-            keys.bodies, keys.pending, keys.targets, keys.results, keys.keeping,
-        ),
+    return script_call(
+        "drop_expired",
+        keys,
         [clock.now_us, context.channel, keys.index, rank, limit],
         lambda reply: DropExpiredReply(*reply),
-    )  # fmt: skip
+    )
 
 
 def trash(
@@ -79,27 +67,16 @@ def trash(
     Return a character for each: `1` done, `0` not dead. Messages that died after `died_by_ms` count
     as not dead.
     """
-    return Command(
-        script_loader.load("trash"),
-        (
-            keys.slot, keys.dead, keys.trash, keys.deaths, keys.records, keys.failures, keys.audit,
-            keys.bodies, keys.results, keys.keeping,
-        ),
-        [
-            clock.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,
-            *members_of(ids),
-        ],
-        bytes.decode,
-    )  # fmt: skip
+    return script_call("trash", keys, [
+        clock.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,
+        *members_of(ids),
+    ], bytes.decode)  # fmt: skip
 
 
 def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
     """Restore dead letters. Return a character for each: `1` restored, `0` not in the trash."""
-    return Command(
-        script_loader.load("restore"),
-        (keys.slot, keys.dead, keys.trash, keys.deaths),
-        [clock.now_us, session.call, *members_of(ids)],
-        bytes.decode,
+    return script_call(
+        "restore", keys, [clock.now_us, session.call, *members_of(ids)], bytes.decode
     )
 
 
@@ -170,9 +147,9 @@ def redrive_hold(
         return HoldReply(now_ms, letters.decode(), [HeldLetter(*row) for row in rows])
 
     pairs = [part for id, slot in zip(ids, slots, strict=True) for part in (member_of(id), slot)]
-    return Command(
-        script_loader.load("redrive_hold"),
-        (keys.slot, keys.dead, keys.records),
+    return script_call(
+        "redrive_hold",
+        keys,
         [clock.now_us, token, topic, "" if died_by_ms is None else died_by_ms, *pairs],
         parse,
     )
@@ -185,19 +162,10 @@ def redrive_send(
 
     `notes_refusals` says whether a refusal is final. Otherwise, the caller may try again.
     """
-    return Command(
-        script_loader.load("redrive_send"),
-        (
-            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies, keys.prepare, keys.arrivals,
-            keys.results, keys.keeping,
-        ),
-        [
-            clock.now_us, context.channel, keys.index, keys.created, "" if notes_refusals else "1",
-            *(part for arrival in arrivals for part in arrival),
-        ],
-        lambda reply: ArrivalReply(reply[0], reply[1].decode()),
-    )  # fmt: skip
+    return script_call("redrive_send", keys, [
+        clock.now_us, context.channel, keys.index, keys.created, "" if notes_refusals else "1",
+        *(part for arrival in arrivals for part in arrival),
+    ], lambda reply: ArrivalReply(reply[0], reply[1].decode()))  # fmt: skip
 
 
 def redrive_settle(
@@ -209,12 +177,4 @@ def redrive_settle(
     letter, `outcomes` has the entry passed to redrive_send, and whether the message was stored.
     """
     pairs = [part for entry, ok in outcomes for part in (entry, "s" if ok else "r")]
-    return Command(
-        script_loader.load("redrive_settle"),
-        (
-            keys.slot, keys.dead, keys.records, keys.failures, keys.audit, keys.bodies,
-            keys.settled0, keys.settled1, keys.arrivals, keys.results, keys.keeping,
-        ),
-        [clock.now_us, session.call, *pairs],
-        bytes.decode,
-    )  # fmt: skip
+    return script_call("redrive_settle", keys, [clock.now_us, session.call, *pairs], bytes.decode)

@@ -10,8 +10,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import PRIORITY_END, lane_range, moment
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 PAGE = 100
 _PAUSED, _HELD = 2, 4  # flags
@@ -107,9 +106,7 @@ def groups(
         )
 
     one = [] if name is None else [name, member_of(id) if id else b""]
-    return Command(
-        script_loader.load("groups"), (keys.slot, keys.store), [cursor, PAGE, *one], parse
-    )
+    return script_call("groups", keys, [cursor, PAGE, *one], parse)
 
 
 def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
@@ -136,7 +133,7 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
 
 def group_pause(keys: SlotKeys, name: str) -> Command[int]:
     """Pause a group. Return 1 (done), 0 (it was paused already) or -1 (the slot has no groups)."""
-    return Command(script_loader.load("group_pause"), (keys.slot, keys.store), [name], int)
+    return script_call("group_pause", keys, [name], int)
 
 
 def group_resume(
@@ -146,9 +143,6 @@ def group_resume(
 
     Return whether the group was stopped.
     """
-    return Command(
-        script_loader.load("group_resume"),
-        (keys.slot, keys.store),
-        [clock.now_us, context.channel, keys.index, name, what],
-        bool,
+    return script_call(
+        "group_resume", keys, [clock.now_us, context.channel, keys.index, name, what], bool
     )

@@ -7,8 +7,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 _CANCEL_STATUS = {
     "1": "cancelled", "r": "requested", "a": "already_requested", "o": "old_delivery",
@@ -40,19 +39,16 @@ def reschedule(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
 ) -> Command[tuple[str, int]]:
     """Give a waiting message another due time. A number below 1e12 in `due` is a delay in ms."""
-    return Command(
-        script_loader.load("reschedule"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.bodies),
+    return script_call(
+        "reschedule",
+        keys,
         [clock.now_us, session.call, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
-    )  # fmt: skip
+    )
 
 
 def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: int) -> Command[str]:
     """Give a waiting message another priority."""
-    return Command(
-        script_loader.load("set_priority"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
-        [clock.now_us, session.call, member_of(id), priority],
-        bytes.decode,
-    )  # fmt: skip
+    return script_call(
+        "set_priority", keys, [clock.now_us, session.call, member_of(id), priority], bytes.decode
+    )

@@ -8,8 +8,7 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
 
@@ -79,10 +78,6 @@ def _schedules_reply(reply: list[Any]) -> SchedulesReply:
     return SchedulesReply(reply[0], reply[1], rows)
 
 
-def _keys(keys: SlotKeys) -> tuple[bytes, bytes, bytes]:
-    return keys.slot, keys.schedules, keys.schedule_times
-
-
 def schedule_set(
     keys: SlotKeys,
     name: str,
@@ -94,24 +89,16 @@ def schedule_set(
     generation: bytes,
 ) -> Command[SetStatus]:
     """Store a schedule, or change it if its definition differs."""
-    return Command(
-        script_loader.load("schedule_set"),
-        _keys(keys),
-        [
-            clock.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
-            generation,
-        ],
-        lambda reply: reply.decode(),
-    )  # fmt: skip
+    return script_call("schedule_set", keys, [
+        clock.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
+        generation,
+    ], lambda reply: reply.decode())  # fmt: skip
 
 
 def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command[DueReply]:
     """Read the schedules that are due."""
-    return Command(
-        script_loader.load("schedule_due"),
-        _keys(keys),
-        [clock.now_us, limit, keys.created, generation],
-        _due_reply,
+    return script_call(
+        "schedule_due", keys, [clock.now_us, limit, keys.created, generation], _due_reply
     )
 
 
@@ -119,10 +106,7 @@ def schedules(
     keys: SlotKeys, name: str = "", offset: int = 0, limit: int = 100
 ) -> Command[SchedulesReply]:
     """Read a schedule, or a page of all schedules."""
-    return Command(
-        script_loader.load("schedules"), _keys(keys), [clock.now_us, name, offset, limit],
-        _schedules_reply,
-    )  # fmt: skip
+    return script_call("schedules", keys, [clock.now_us, name, offset, limit], _schedules_reply)
 
 
 def schedule_send(
@@ -144,43 +128,26 @@ def schedule_send(
     sending: tuple[Any, ...] = (b"", b"", b"", b"")
     if message is not None:
         sending = (time_ms, member_of(message[0]), message[1], message[2])
-    return Command(
-        script_loader.load("schedule_send"),
-        (
-            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies, keys.schedules, keys.schedule_times, keys.prepare,
-            keys.results, keys.keeping,
-        ),
-        [
-            clock.now_us, context.channel, keys.index, keys.created, *schedule,
-            *(following or (b"", b"")), *sending,
-        ],
-        int,
-    )  # fmt: skip
+    return script_call("schedule_send", keys, [
+        clock.now_us, context.channel, keys.index, keys.created, *schedule,
+        *(following or (b"", b"")), *sending,
+    ], int)  # fmt: skip
 
 
 def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
     """Pause a schedule. Return 1 (done), 0 (it was paused already) or -1 (it does not exist)."""
-    return Command(
-        script_loader.load("schedule_pause"),
-        (keys.slot, keys.schedule_times),
-        [keys.created, name],
-        int,
-    )
+    return script_call("schedule_pause", keys, [keys.created, name], int)
 
 
 def schedule_resume(
     keys: SlotKeys, name: str, revision: bytes, next_ms: int, due_ms: int
 ) -> Command[int]:
     """Resume a schedule. Return 1 (done), 0 (it was not paused), -1 (missing) or -2 (changed)."""
-    return Command(
-        script_loader.load("schedule_resume"),
-        _keys(keys),
-        [clock.now_us, keys.created, name, revision, next_ms, due_ms],
-        int,
+    return script_call(
+        "schedule_resume", keys, [clock.now_us, keys.created, name, revision, next_ms, due_ms], int
     )
 
 
 def schedule_delete(keys: SlotKeys, name: str) -> Command[bool]:
     """Delete a schedule. Return whether it existed."""
-    return Command(script_loader.load("schedule_delete"), _keys(keys), [keys.created, name], bool)
+    return script_call("schedule_delete", keys, [keys.created, name], bool)

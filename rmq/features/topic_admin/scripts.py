@@ -10,7 +10,7 @@ from rmq.kernel.core.pause import Verb
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply, _pairs, _topic_reply
-from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.flow.steps import Command, script_call
 from rmq.kernel.transport.lua import script_loader
 
 
@@ -79,9 +79,9 @@ class ResizeScanReply(NamedTuple):
 
 def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
     """Search a page of a slot for older messages."""
-    return Command(
-        script_loader.load("resize_scan"),
-        (keys.slot, keys.store, keys.prepare, keys.records, keys.bodies),
+    return script_call(
+        "resize_scan",
+        keys,
         [clock.now_us, keys.created, cursor, limit],
         lambda reply: ResizeScanReply(*reply),
     )

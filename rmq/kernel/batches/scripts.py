@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
-from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.flow.steps import Command, script_call
 from rmq.kernel.transport.lua import script_loader
 
 ADD_MOST = 400  # ids of one call of `batch_add`
@@ -141,9 +141,9 @@ def member_ends(
     def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:
         return list(zip(reply[::2], reply[1::2], strict=True))
 
-    return Command(
-        script_loader.load("member_ends"),
-        (keys.slot, keys.results, keys.keeping),
+    return script_call(
+        "member_ends",
+        keys,
         [clock.now_us, limit, *(text for pair in reported for text in pair)],
         parse,
     )

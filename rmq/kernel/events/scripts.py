@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from rmq.kernel.core.ids import MEMBER_SIZE, members_of
 from rmq.kernel.core.keys import EventKeys, SlotKeys
 from rmq.kernel.topic import clock
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 CHECKS_MOST = 500  # messages of one call of `event_checks` or `event_register`
 READ_MOST = 500  # deliveries of one call of `event_read`, so that Redis is not busy for long
@@ -76,9 +75,9 @@ def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Comm
 
     Return it with the first messages that wait for it.
     """
-    return Command(
-        script_loader.load("event_signal"),
-        (keys.event, keys.waiters, keys.undelivered),
+    return script_call(
+        "event_signal",
+        keys,
         [clock.now_us, keys.key, data, keep_ms, limit],
         lambda reply: Signalled(reply[1], reply[2], reply[3:], reply[0] == 1),
     )
@@ -89,11 +88,8 @@ def event_waiters(keys: EventKeys, delivered: Iterable[bytes], limit: int) -> Co
 
     Return the next waiting messages.
     """
-    return Command(
-        script_loader.load("event_waiters"),
-        (keys.event, keys.waiters, keys.undelivered),
-        [clock.now_us, keys.key, limit, *delivered],
-        _signalled,
+    return script_call(
+        "event_waiters", keys, [clock.now_us, keys.key, limit, *delivered], _signalled
     )
 
 
@@ -106,9 +102,9 @@ def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Com
 
     If the event was signalled before, return the event, and record nothing.
     """
-    return Command(
-        script_loader.load("event_register"),
-        (keys.event, keys.waiters),
+    return script_call(
+        "event_register",
+        keys,
         [clock.now_us, *(text for pair in waiters for text in pair)],
         _signalled,
     )
@@ -122,9 +118,9 @@ def event_deliver(
     A call stops after about 2 MiB of events and steps. Call the function again for the remaining
     messages.
     """
-    return Command(
-        script_loader.load("event_deliver"),
-        (keys.slot, keys.store, keys.records, keys.bodies, keys.waits),
+    return script_call(
+        "event_deliver",
+        keys,
         [clock.now_us, channel, keys.index, key, event.at_ms, event.data, *members],
         lambda reply: Delivered(*reply),
     )
@@ -132,9 +128,9 @@ def event_deliver(
 
 def event_checks(keys: SlotKeys, registered: Iterable[Check], limit: int) -> Command[list[Check]]:
     """Record that messages of a slot are registered. Return the next messages to register."""
-    return Command(
-        script_loader.load("event_checks"),
-        (keys.slot, keys.store, keys.bodies, keys.waits),
+    return script_call(
+        "event_checks",
+        keys,
         [clock.now_us, limit, *(each.member + each.wait for each in registered)],
         lambda reply: [Check(text[:MEMBER_SIZE], text[MEMBER_SIZE:]) for text in reply],
     )
@@ -149,9 +145,6 @@ def event_read(
     it may have fewer items than `ids`, but at least one. Call the function again for the remaining
     deliveries.
     """
-    return Command(
-        script_loader.load("event_read"),
-        (keys.slot, keys.prepare, keys.bodies, keys.waits),
-        [clock.now_us, *members_of(ids), *map(repr, receipts)],
-        list,
+    return script_call(
+        "event_read", keys, [clock.now_us, *members_of(ids), *map(repr, receipts)], list
     )

@@ -18,8 +18,7 @@ from rmq.kernel.core.record import Record
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 T = TypeVar("T")
 
@@ -171,20 +170,11 @@ def ack_then(
             times, the value is 0 and the script reads the times in the records.
     """
     place = [slot_name(keys.topic, keys.index)] if follow_ups else []
-    return Command(
-        script_loader.load("ack_then"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, keys.bodies, keys.settled0, keys.settled1, keys.pending, keys.targets,
-            keys.results, keys.keeping, keys.acked, keys.ackedparts,
-        ),
-        [
-            clock.now_us, session.call, context.channel, b"%d" % keys.index, *runs,
-            *members_of(ids), b"%d" % len(results), b"%d" % (1000 * keep_s) if keep_s else b"",
-            *results, *place, *args_of(follow_ups),
-        ],
-        lambda reply: read(read_reply(reply)),
-    )  # fmt: skip
+    return script_call("ack_then", keys, [
+        clock.now_us, session.call, context.channel, b"%d" % keys.index, *runs,
+        *members_of(ids), b"%d" % len(results), b"%d" % (1000 * keep_s) if keep_s else b"",
+        *results, *place, *args_of(follow_ups),
+    ], lambda reply: read(read_reply(reply)))  # fmt: skip
 
 
 def pending_send(
@@ -194,12 +184,8 @@ def pending_send(
 
     A follow-up that is stored already is not stored again.
     """
-    return Command(
-        script_loader.load("pending_send"),
-        (
-            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies, keys.prepare, keys.results, keys.keeping,
-        ),
+    return script_call(
+        "pending_send", keys,
         [
             clock.now_us, context.channel, b"%d" % keys.index, keys.created, source, *entries,
         ],
@@ -230,18 +216,10 @@ def pending_settle(
             entries are returned.
         refused: The first entry and its dead letter, if the target refuses the entry permanently.
     """
-    return Command(
-        script_loader.load("pending_settle"),
-        (
-            keys.slot, keys.records, keys.dead, keys.failures, keys.audit, keys.bodies,
-            keys.pending, keys.targets, keys.results, keys.keeping,
-        ),
-        [
-            clock.now_us, target, upto, claim, limit, "" if wait_ms is None else wait_ms,
-            *(refused or ()),
-        ],
-        lambda reply: SettleReply(reply[0], reply[1:]),
-    )  # fmt: skip
+    return script_call("pending_settle", keys, [
+        clock.now_us, target, upto, claim, limit, "" if wait_ms is None else wait_ms,
+        *(refused or ()),
+    ], lambda reply: SettleReply(reply[0], reply[1:]))  # fmt: skip
 
 
 class PendingTarget(NamedTuple):
@@ -272,9 +250,4 @@ def pending(keys: SlotKeys, offset: int = 0, limit: int = 1000) -> Command[Pendi
         page = [PendingTarget(target.decode(), *numbers) for target, *numbers in rows]
         return PendingReply(reply[0], reply[1], reply[2], reply[3], reply[4], page)
 
-    return Command(
-        script_loader.load("pending"),
-        (keys.slot, keys.pending, keys.targets, keys.keeping, keys.waits),
-        [clock.now_us, offset, limit],
-        parse,
-    )
+    return script_call("pending", keys, [clock.now_us, offset, limit], parse)

@@ -13,7 +13,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.flow.steps import Command, script_call
 from rmq.kernel.transport.lua import script_loader
 
 MERGE_PARTS = 3  # arguments for each merging message
@@ -29,12 +29,7 @@ def audit_report(
     report, or 0.
     """
     pairs = [number for pair in ranges for number in pair]
-    return Command(
-        script_loader.load("audit_report"),
-        (keys.slot, keys.audit),
-        [clock.now_us, producer, old, sent, *pairs],
-        int,
-    )
+    return script_call("audit_report", keys, [clock.now_us, producer, old, sent, *pairs], int)
 
 
 class SendReply(NamedTuple):
@@ -164,15 +159,12 @@ def _send(
     ]  # fmt: skip
     return Command(
         script_loader.load("send"),
-        (
-            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.bodies, keys.prepare, keys.results, keys.keeping,
-        ),
+        script_loader.key_getter("send")(keys),  # not by `script_call`: a send must be fast
         [*before, *messages],
         _send_reply,
         write=write,
         args_alone=(lambda: [*before, *in_records()]) if write and in_records else None,
-    )  # fmt: skip
+    )
 
 
 def merge(
@@ -210,12 +202,9 @@ def merge(
         for at, member in enumerate(members_of(ids)):
             options = each[MERGE_PARTS * at] or options
             each[MERGE_PARTS * at] = options + member
-    return Command(
-        script_loader.load("merge"),
-        (
-            keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
-            keys.failures, keys.audit, keys.bodies, keys.results, keys.keeping,
-        ),
+    return script_call(
+        "merge",
+        keys,
         [clock.now_us, session.call, context.channel, keys.index, keys.created, *each],
         _send_reply,
-    )  # fmt: skip
+    )

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from rmq.kernel.core.ids import member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
-from rmq.kernel.transport.flow.steps import Command
-from rmq.kernel.transport.lua import script_loader
+from rmq.kernel.transport.flow.steps import Command, script_call
 
 RESULT_MAX = 1000  # messages in one call of `result`
 _PLACES = {"s": "waiting", "p": "in_flight", "d": "dead", "g": "gone"}
@@ -60,15 +59,7 @@ def result(keys: SlotKeys, ids: Sequence[bytes]) -> Command[list[ResultReply]]:
             for letter, keeps, entry, until_ms in rows
         ]
 
-    return Command(
-        script_loader.load("result"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.trash, keys.results,
-            keys.keeping,
-        ),
-        [clock.now_us, *members_of(ids)],
-        parse,
-    )  # fmt: skip
+    return script_call("result", keys, [clock.now_us, *members_of(ids)], parse)
 
 
 def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Command[ProgressReply]:
@@ -76,11 +67,8 @@ def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Comma
 
     The argument `details` is the progress as `entry.encode_progress` returns it.
     """
-    return Command(
-        script_loader.load("progress"),
-        (keys.slot, keys.prepare, keys.records, keys.results, keys.keeping),
-        [clock.now_us, member_of(id), repr(receipt), details],
-        ProgressReply,
+    return script_call(
+        "progress", keys, [clock.now_us, member_of(id), repr(receipt), details], ProgressReply
     )
 
 
@@ -113,9 +101,9 @@ def step(
     `item` has the state, the name and the data of the step or cursor. If the state is empty, the
     call only reads.
     """
-    return Command(
-        script_loader.load("step"),
-        (keys.slot, keys.prepare, keys.bodies),
+    return script_call(
+        "step",
+        keys,
         [clock.now_us, member_of(id), repr(receipt), *item, most, "1" if wants_entry else ""],
         lambda reply: StepReply(StepCode(reply[0]), reply[1]),
     )

@@ -13,7 +13,7 @@ from rmq.kernel.core.metrics import Counts
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
-from rmq.kernel.transport.flow.steps import Command
+from rmq.kernel.transport.flow.steps import Command, script_call
 from rmq.kernel.transport.lua import script_loader
 
 
@@ -26,16 +26,9 @@ class TidyReply(NamedTuple):
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
     """Drop dead letters and other data of a slot whose configured retention has ended."""
-    return Command(
-        script_loader.load("tidy"),
-        (
-            keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
-            keys.store, keys.prepare, keys.results, keys.keeping, keys.acked, keys.ackedparts,
-        ),
-        [clock.now_us, limit],
-        lambda reply: TidyReply(reply[0], reply[1] == 1),
-    )  # fmt: skip
+    return script_call(
+        "tidy", keys, [clock.now_us, limit], lambda reply: TidyReply(reply[0], reply[1] == 1)
+    )
 
 
 STATS = (
@@ -85,20 +78,12 @@ def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
     that is not before its due time. The result has a count for each step, and a last count for all
     later messages.
     """
-    return Command(
-        script_loader.load("due_counts"),
-        (keys.slot, keys.store),
-        [clock.now_us, *steps_ms],
-        lambda reply: reply[:-1],
-    )
+    return script_call("due_counts", keys, [clock.now_us, *steps_ms], lambda reply: reply[:-1])
 
 
 def ready_count(keys: SlotKeys) -> Command[int]:
     """Count the messages of a slot that are due now, regardless of limits and pauses."""
-    return Command(
-        script_loader.load("due_counts"), (keys.slot, keys.store), [clock.now_us, 0],
-        lambda reply: reply[0] + reply[2],
-    )  # fmt: skip
+    return script_call("due_counts", keys, [clock.now_us, 0], lambda reply: reply[0] + reply[2])
 
 
 def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
@@ -119,22 +104,14 @@ def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
             reply[7],
         )
 
-    return Command(
-        script_loader.load("get"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.leases, keys.trash, keys.bodies,
-        ),
-        [member_of(id)],
-        parse,
-    )  # fmt: skip
+    return script_call("get", keys, [member_of(id)], parse)
 
 
 def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
     """Find the queues of up to 1000 messages of a slot. Also count the messages of the slot."""
-    return Command(
-        script_loader.load("locate"),
-        (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
+    return script_call(
+        "locate",
+        keys,
         members_of(ids),
         lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
     )
@@ -218,18 +195,10 @@ def cancel(
         A one-letter code for each id, as lua/cancel.lua describes.
     """
     score = b"" if receipt is None else repr(receipt).encode()
-    return Command(
-        script_loader.load("cancel"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.settled0, keys.settled1, keys.audit, keys.bodies, keys.results, keys.keeping,
-        ),
-        [
-            clock.now_us, session.call, context.channel, keys.index, b"1" if running else b"0",
-            *(part for member in members_of(ids) for part in (member, score)),
-        ],
-        bytes.decode,
-    )  # fmt: skip
+    return script_call("cancel", keys, [
+        clock.now_us, session.call, context.channel, keys.index, b"1" if running else b"0",
+        *(part for member in members_of(ids) for part in (member, score)),
+    ], bytes.decode)  # fmt: skip
 
 
 # The newest acceptance number; members, scores, records, failure entries, ends of shared leases.
@@ -264,16 +233,9 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
 
     The constant STATS has the names of the counts.
     """
-    return Command(
-        script_loader.load("stats"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
-            keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
-            keys.pending, keys.targets, keys.keeping, keys.ackedparts,
-        ),
-        [clock.now_us],
-        lambda reply: dict(zip(STATS, reply[:-1], strict=True)),
-    )  # fmt: skip
+    return script_call(
+        "stats", keys, [clock.now_us], lambda reply: dict(zip(STATS, reply[:-1], strict=True))
+    )
 
 
 def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
@@ -356,15 +318,12 @@ def slot(
     context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
     """Write the settings of a topic to a slot, unless the slot already has this version."""
-    return Command(
-        script_loader.load("slot"),
-        (
-            keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1, keys.acked,
-            keys.ackedparts,
-        ),
+    return script_call(
+        "slot",
+        keys,
         [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
-    )  # fmt: skip
+    )
 
 
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
@@ -373,14 +332,9 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
     The argument `most` is the largest number of messages that the slot may have. If it is None, the
     messages are only counted.
     """
-    return Command(
-        script_loader.load("slot_delete"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
-            keys.rates, keys.trash, keys.deaths, keys.arrivals, keys.pending, keys.targets,
-            keys.results, keys.keeping, keys.waits, keys.acked, keys.ackedparts,
-        ),
+    return script_call(
+        "slot_delete",
+        keys,
         [created, "" if most is None else most],
         lambda reply: SlotDeleteReply(*reply),
-    )  # fmt: skip
+    )

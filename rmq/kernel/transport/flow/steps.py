@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from rmq.errors import RMQError, StorageError
 from rmq.kernel.core.settings import Durability, Fsync, Replicated, describe_durability
+from rmq.kernel.transport.lua import script_loader
 from rmq.kernel.transport.lua.script_loader import Script
 
 T = TypeVar("T")
@@ -76,6 +77,22 @@ class Command(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"
+
+
+def script_call(
+    name: str, keys: object, args: Sequence[Any], parse: Callable[[Any], T], **options: Any
+) -> Command[T]:
+    """Return a call of a script. The line `--- @keys` of the script names the keys of the call.
+
+    Args:
+        name: Name of the script.
+        keys: Object that has the keys as attributes: the keys of a slot, or of an event.
+        args: ARGV of the script.
+        parse: Function that turns the reply into a value.
+        options: Further attributes of the `Command`.
+    """
+    key_values = script_loader.key_getter(name)(keys)
+    return Command(script_loader.load(name), key_values, args, parse, **options)
 
 
 def is_master_away(value: object) -> bool:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from operator import attrgetter
 from pathlib import Path
 
 from rmq.errors import ConfigurationError
@@ -308,6 +309,14 @@ def keys_of(name: str) -> tuple[list[str], bool]:
     """
     line = _KEYS.search(_body(name))
     return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
+
+
+@functools.cache
+def key_getter(name: str) -> Callable[[object], tuple[bytes, ...]]:
+    """Return a function that reads the keys of a script from an object's attributes."""
+    names, _ = keys_of(name)
+    # With a single name, an attrgetter returns no tuple.
+    return attrgetter(*names) if len(names) > 1 else lambda keys: (getattr(keys, names[0]),)
 
 
 def bound(name: str, text: str) -> str:
