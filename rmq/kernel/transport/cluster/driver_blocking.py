@@ -129,7 +129,7 @@ class ClusterDriver(Transport):
         node = subscription.node_for(wanted, self._table)
         if node is None:
             raise NotConnected("no node of the cluster is known")
-        connection = self._new_subscriber(node)
+        connection = self._connection_to(node)
         try:
             subscribed = self._subscribed_on(wanted, connection)
         except NotConnected:
@@ -138,7 +138,7 @@ class ClusterDriver(Transport):
         subscription.note_node(subscribed, wanted, node)
         return subscribed
 
-    def _new_subscriber(self, node: Node) -> Any:
+    def _connection_to(self, node: Node) -> Any:
         """Return a new, unconnected connection for Pub/Sub messages of a node.
 
         The connection waits only ANSWER_S seconds for the node, because the caller can continue

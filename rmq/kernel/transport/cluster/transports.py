@@ -41,7 +41,7 @@ class ClusterTransport(ClusterDriver):
             subscribed.connection if node == subscribed.node else subscribed.others.get(node)
         )
         if connection is None:
-            connection = self._new_subscriber(node)
+            connection = self._connection_to(node)
             try:
                 connection.connect()
             except REDIS_ERRORS:
