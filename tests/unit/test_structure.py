@@ -79,7 +79,9 @@ FILES = sorted(
 # Replays of the history, as a job, over HTTP and as a command: 477 lines and 2 files.
 # The runbook in the console, and the console shows what the service has found: 44 lines.
 # Messages that are held back behind messages in flight that do not end: 28 lines.
-LIMITS = {"lines": 57_136, "files": 512, "private": 80}
+# The transport of a cluster is written once: 60 lines fewer, and 1 file more. Options of settings
+# in a table: 50 lines fewer. Builders take the keys of a call from the script: 233 lines fewer.
+LIMITS = {"lines": 56_793, "files": 513, "private": 77}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 
