@@ -1,9 +1,9 @@
-"""Read the history of topics: acked messages, in a batch or as a stream that takes nothing.
+"""Read the history of topics (acked messages), in a batch or as a stream.
 
 A position is the last entry that was read in each slot, `<ms of the ack>-<number>`. The messages
-between two positions never change, so a repeated task reads the same rows. They can only be removed
-at a limit of the history. The driver chooses the positions, and nothing is leased or settled. So
-the checkpoint is the only state of a query, and any number of queries read everything.
+between two positions never change, except that the limits of the history remove old messages. So a
+repeated task reads the same rows. The driver chooses the positions, and nothing is leased or
+settled. So the checkpoint is the only state of a query, and each query reads all messages.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HistoryPart(InputPartition):
 
 
 class Spans:
-    """Reads spans page by page, and decides about messages that were removed before.
+    """Reads spans page by page, and raises or logs an error for removed messages.
 
     Args:
         client: Client of this process.
@@ -83,7 +83,7 @@ class Spans:
     def pages(
         self, span: Span, limit: int, stored: bool = False
     ) -> Iterator[tuple[list[rmq.AckedMessage], Position, bool]]:
-        """Yield pages of a span: messages, the position behind them, and whether it is the end.
+        """Yield pages of a span: messages, position after them, and whether the span ends.
 
         Raises:
             HistoryLost: Messages of the span were removed, and failOnDataLoss is true.
@@ -129,7 +129,7 @@ def stamp_of(topic: rmq.Topic) -> str:
 
 
 def created_again(topic: str) -> HistoryLost:
-    """Return the error for a topic whose history was deleted with it."""
+    """Return the error for a topic that was deleted with its history, and created again."""
     return HistoryLost(
         f"topic {topic!r} was deleted and created again, with a new history, before its acked "
         "messages were read"
@@ -148,17 +148,20 @@ def is_behind(after: Position, upto: Position) -> bool:
 
 
 def earlier(one: Position, other: Position) -> Position:
-    """Return the earlier entry of each slot of `one`. A slot that `other` lacks is not read."""
+    """Return, for each slot of `one`, the earlier entry of both positions.
+
+    A slot that is missing in `other` is at its beginning.
+    """
     return {slot: min(at, other.get(slot, OLDEST), key=entry) for slot, at in one.items()}
 
 
 def later(one: Position, other: Position) -> Position:
-    """Return the later entry of each slot of `one`."""
+    """Return, for each slot of `one`, the later entry of both positions."""
     return {slot: max(at, other.get(slot, OLDEST), key=entry) for slot, at in one.items()}
 
 
 def resolved(topic: rmq.Topic, at: str | int | Positions) -> Position:
-    """Return the position that an option describes. A slot that a position lacks is not read yet.
+    """Return the position that an option describes. A missing slot is at its beginning.
 
     Raises:
         InvalidValue: The topic has fewer slots than the position.
@@ -197,7 +200,10 @@ class HistoryReader(DataSourceReader):
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[HistoryPart]:
-        """Return a task for each slot, or several for parts of its time, as minPartitions wants."""
+        """Return one task for each slot, or more tasks if minPartitions requires them.
+
+        Each of several tasks for a slot reads a range of time.
+        """
         options = self._options
         with connect(options.at) as client:
             topic = client.topic(options.at.topic)
@@ -253,9 +259,9 @@ class Offset:
     Attributes:
         topics: Position of each topic, by name.
         created: Stamp of each topic, by name.
-        begins: In the end of a batch, the start of the topics that the query reads for the first
-            time. If Spark repeats the first batch, it calls initialOffset again, which may then
-            return a later position. In the first offset of a query, the same as `topics`.
+        begins: For the end of a batch, the positions at which the query began to read new topics.
+            If Spark repeats the first batch, it calls initialOffset again, which may then return a
+            later position. In the first offset of a query, the same as `topics`.
         is_first: Whether this is the first offset of a query.
     """
 
@@ -403,9 +409,9 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> tuple[dict[str, Position], list[tuple[Span, int]]]:
         """Choose the end of a batch with at most `most` messages.
 
-        An ack has up to 100 messages, and only reading shows how many. An ack that alone exceeds
-        the limit is a batch. Each topic gets an equal
-        part of the batch, and later topics get the messages that a topic leaves.
+        The number of messages of an ack, up to 100, is known only after it is read. If a single ack
+        exceeds the limit, it is a whole batch. The limit is divided equally among the topics, and
+        later topics also get the part that earlier topics did not use.
 
         Returns:
             The end by topic, and the parts of the batch with their numbers of messages.
@@ -465,7 +471,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [HistoryPart(_joined(task)) for task in tasks if task]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that Spark has logged the batch after `end`. Only Spark 4.0 and 4.1 need this."""
+        """Record that Spark has logged the batch that begins at `end`, for Spark 4.0 and 4.1."""
         if self._batch is not None and self._batch[0] == read_offset(end):
             self._logged.note(self._batch[2])
 
@@ -477,7 +483,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Join the spans of a topic. Spans of a slot follow each other."""
+    """Join the spans of each topic. The spans of a slot are consecutive."""
     joined: dict[str, Span] = {}
     for span in spans:
         whole = joined.get(span.topic, span)

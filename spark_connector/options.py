@@ -605,7 +605,7 @@ class HistoryOptions:
 
     Attributes:
         start: First messages to read: a word, a time in epoch ms, or positions.
-        end: The same for the last messages; for batches only.
+        end: Last messages to read, in the same forms. Only for batch reads.
         fails: Whether a read fails if messages were removed before it reads them.
     """
 
@@ -625,7 +625,7 @@ class HistoryOptions:
 
 
 def of_history(given: Mapping[str, str]) -> Literal["batch", "stream"] | None:
-    """Return which kind of read of a history the options select, or None for another read."""
+    """Return which kind of history read the options select, or None if they select no history."""
     words = {key.lower(): str(value).strip().lower() for key, value in given.items()}
     if words.get("queue") == HISTORY:
         return "batch"

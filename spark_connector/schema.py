@@ -266,7 +266,7 @@ class Batches:
         return self.batch(len(block.records), columns)
 
     def of_history(self, topic: str, messages: Sequence[AckedMessage]) -> Iterator[pa.RecordBatch]:
-        """Yield a page of the history of a topic as batches, which end as those of `of_queue`."""
+        """Yield a page of the history of a topic as batches of the same size as in `of_queue`."""
         whole = Stored(b"".join(one.id for one in messages), [one.record for one in messages])
         for start, stop, stored in whole.pieces(VALUES_BYTES):
             part = messages[start:stop]

@@ -287,7 +287,7 @@ def some(names: list[str], most: int = 3) -> str:
 
 
 def stop(worker: WorkerStatus) -> str:
-    """Return the command that stops a worker process of which a handler hangs."""
+    """Return the command that stops a worker process in which a handler hangs."""
     return f"kill {worker.pid}  (on {shlex.quote(worker.host)}; its messages are delivered again)"
 
 

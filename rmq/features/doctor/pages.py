@@ -48,7 +48,7 @@ async def list_problems(request: PageRequest) -> View:
 
 @PAGES.get("/runbook")
 async def show_runbook(request: PageRequest) -> View:
-    """Show what each problem means and how to fix it, without a network: docs/runbook.md."""
+    """Show what each problem means and how to fix it, from the installed docs/runbook.md."""
     return View("runbook.html", {"sections": _sections()}, "Runbook")
 
 

@@ -26,8 +26,8 @@ NOT_WATCHED = ("rights", "restrictions", "encodings", "fragmentation", "versions
 class Problems:
     """Examines Redis and all topics, and stores when each problem was first seen.
 
-    The service uses the counts that the survey has read. A problem that is no longer found is
-    forgotten. The console shows the findings of the last examination.
+    The service uses the counts that the survey has read. When a problem is no longer found, its
+    time is deleted. The console shows the findings of the last examination.
     """
 
     name = "problems"

@@ -177,7 +177,7 @@ def _entries_command(
 def records(
     context: TopicContext, index: int, entries: Iterable[str]
 ) -> Flow[dict[tuple[str, bytes], bytes]]:
-    """Read entries of a slot. Return the records by entry and id. Removed entries are left out."""
+    """Read entries of a slot. Return the records by entry and id, without removed entries."""
     commands = []
     for entry in entries:
         ms, seq = _parse(entry)

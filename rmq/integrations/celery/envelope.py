@@ -70,8 +70,7 @@ _read_json = json.JSONDecoder(parse_constant=_no_constant).decode
 def unpack(packed: Any, tag: str, redelivered: bool = False) -> dict[str, Any]:
     """Return the message of kombu in a stored object.
 
-    If another program has sent the message to the topic, it becomes a message with a JSON body and
-    without headers.
+    A message that another program sent to the topic gets a JSON body and no headers.
 
     Args:
         packed: Stored object.

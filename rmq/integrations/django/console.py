@@ -228,14 +228,14 @@ class _Answer:
         return response
 
     def parts(self, message: Any) -> Iterator[bytes]:
-        """Return the parts of a long answer, for a thread."""
+        """Yield the parts of a long answer to a thread."""
         yield message["body"]
         while message["more_body"]:
             message = self._checked(self._next().result())
             yield message["body"]
 
     async def parts_async(self, message: Any) -> AsyncIterator[bytes]:
-        """Return the parts of a long answer, for a task."""
+        """Yield the parts of a long answer to an asyncio task."""
         yield message["body"]
         while message["more_body"]:
             message = self._checked(await asyncio.wrap_future(self._next()))

@@ -201,7 +201,7 @@ class Broker(AsyncBroker):
     def note_begin(self, task_id: str) -> None:
         """Record that the current asyncio task runs a task of taskiq.
 
-        Tasks begin in the order of `listen`.
+        If several received messages have this task id, the first received message is used.
         """
         received = self._received.get(task_id)
         task = received.popleft() if received else None

@@ -58,9 +58,9 @@ class Renewals:
         note: Note,
         renewal: list[Renewal],
     ) -> Flow[tuple[list[InnerDelivery], list[InnerDelivery]]]:
-        """Record an answer that refuses receipts.
+        """Record the answer of a call whose receipts were refused.
 
-        First wait for the renewals that may have changed them.
+        Before this, wait for renewals that may have changed these receipts.
 
         Args:
             deliveries: Deliveries of the call.

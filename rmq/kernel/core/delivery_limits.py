@@ -56,7 +56,8 @@ class Rate:
         count: Number of messages per period, 1 to 1 000 000. If `key` is given, at most one message
             per ms.
         per: Length of the period, seconds or timedelta, 1 ms to one day.
-        burst: Number of messages that are delivered at once after a pause, 1 to 1 000 000. Default:
+        burst: Number of messages that are delivered without a wait after a pause, 1 to 1 000 000.
+            Default:
             the same number as `count`. If it is 1, messages are delivered one by one, at equal
             intervals.
         key: Name of a header. Each value of this header has a limit of its own. Messages without

@@ -201,7 +201,7 @@ class Delivery(DeliveryData):
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
-                and 0 retries at once.
+                and 0 retries immediately.
             error: Error that is stored with the failure and shown with the dead letter.
         """
         verbs, run = self._settle_with

@@ -274,7 +274,7 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
     Args:
         context: The topic.
         spare_away: Whether to skip slots whose master node cannot be reached, if all other slots
-            already had these settings. The skipped slots then have the settings as well, unless a
+            already had these settings. The skipped slots then also have the settings, unless a
             client died while it wrote the settings.
 
     Raises:

@@ -60,7 +60,7 @@ class Confirms(Middleware):
         self._outage = Outage("the database of confirmations, or its topic")
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Check that no other middleware is above, and that handler and engine fit together."""
+        """Check that this is the topmost middleware, and that the engine fits the handler."""
         above = active(handler.middleware[: handler.middleware.index(self)])
         if above:
             raise InvalidValue(

@@ -88,7 +88,7 @@ def bounds(context: TopicContext, conditions: Mapping[str, Any]) -> Flow[list[st
 
 
 class _Cursor(NamedTuple):
-    """The position of a replay: how many messages behind an entry of a slot were examined.
+    """The position of a replay: an entry of a slot, and how many messages after it were examined.
 
     Attributes:
         lost_ms: Time of the newest ack that the job could not read, or 0.
@@ -197,7 +197,7 @@ class ReplaySearch:
                 return bool(self._page)
 
     def _lose(self, removed_to: str, last: str) -> None:
-        """Continue behind messages that the history removed before they were read."""
+        """Continue after messages that the history removed before they were read."""
         ends_ms = [int(entry.partition("-")[0]) for entry in (removed_to, last)]
         if self._until is not None:
             ends_ms.append(check_epoch_ms(self._until, "until", allow_past=True) - 1)
@@ -292,7 +292,7 @@ class Replay:
     def _find_earlier(
         self, ids: Sequence[bytes], entries: Sequence[str], letters: list[str]
     ) -> Flow[None]:
-        """Count a message as sent if the history no longer has it, but a runner stored it."""
+        """Count a message as sent if an earlier run stored it, and the history no longer has it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         if not gone:
             return
@@ -308,7 +308,7 @@ class Replay:
         return core_ids.derive_member(text, b"rmq-replay")
 
     def _slot_of(self, slot: int, fields: Record) -> int:
-        """Return the slot of a new message: the slot of its group, or the slot that it had."""
+        """Return the slot of a new message: that of its group, or that of the acked message."""
         group, slots = group_in(fields.headers.get(GROUP_MARK)), self._target.settings.slots
         return slot % slots if group is None else slot_of(group, slots)
 
@@ -317,7 +317,7 @@ class Replay:
     ) -> Flow[dict[int, Reference | None]]:
         """Copy offloaded bodies, because each message removes its own object.
 
-        Return the new references by place, or None for an object that is missing.
+        Return the new reference for each index, or None if the object is missing.
         """
         packed = {place: reference_of(fields.codec, fields.body) for place, fields in messages}
         found = {place: Reference.read(each) for place, each in packed.items() if each is not None}

@@ -404,9 +404,9 @@ class _Runner:
     def _send_again(
         self, sender: Replay, keys: SlotKeys, ids: Sequence[bytes], entries: Sequence[str]
     ) -> Flow[str]:
-        """Store acked messages again. Wait while the topic refuses them and may accept them later.
+        """Store acked messages again. If the topic refuses a message temporarily, wait.
 
-        If the job is stopped during this wait, the refusals are its outcomes.
+        If the job is stopped during the wait, the refusals are the outcomes of these messages.
         """
         letters: dict[int, str] = {}
         left, stops, waits = list(range(len(ids))), False, False

@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     Attributes:
         slot: Index of the slot.
         ids: Ids of the messages.
-        cursor: Position behind the batch, as text.
+        cursor: Position after the batch, as text.
         examined: Number of messages examined so far.
         is_last: Whether the job has no further batch.
     """

@@ -120,8 +120,9 @@ def missing_scripts(
     Args:
         part: Calls to the node.
         loaded: Scripts that the node has.
-        load_first: Whether to load all scripts first, instead of after the node's report that they
-            are missing. A call that is repeated after such a report would run after later calls.
+        load_first: Whether to load all scripts before the calls. Otherwise, scripts are loaded when
+            the node has reported that they are missing. A call that is repeated after this report
+            may run after later calls.
     """
     scripts = {
         call.script: None

@@ -303,9 +303,8 @@ def keys_of(name: str) -> tuple[list[str], bool]:
     """Return the names that a script gives to its keys, and whether the keys repeat.
 
     The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, a call
-    has these keys for each of several slots. The names first refer to the keys of the first slot,
-    and the script assigns them again for each further slot. The name `all_keys` is the list of all
-    keys.
+    can have these keys for several slots. The script then assigns the names to the keys of one slot
+    after another. The name `all_keys` is the list of all keys.
     """
     line = _KEYS.search(_body(name))
     return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
@@ -320,7 +319,7 @@ def key_getter(name: str) -> Callable[[object], tuple[bytes, ...]]:
 
 
 def bound(name: str, text: str) -> str:
-    """Declare the keys that a script uses in a `local` line at its beginning.
+    """Add a `local` line that declares the keys of a script to its beginning.
 
     The libraries of the script use the same names. A line such as `--- @needs slot store` in a
     library says which keys it reads.
