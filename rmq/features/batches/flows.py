@@ -313,7 +313,6 @@ def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Fl
 
 
 def _id_for(target: TopicContext, out: Outgoing) -> MessageId:
-    """Return the id that a message will have."""
     if not isinstance(out, Outgoing):
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     if out.merge_key is not None or out.time_range is not None:

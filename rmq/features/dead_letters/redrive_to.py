@@ -215,10 +215,10 @@ class Redrive:
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
     """Return the slot of the other topic for a dead letter.
 
-    All messages that must stay in order get the same slot. It is also the slot for the message's
-    group or slot basis, in two cases: both topics have the same number of slots, or the other
-    topic's number is a divisor of this topic's number. If the id is derived from a dedup key, the
-    number of slots is the number at the creation of the topic.
+    All messages that must stay in order get the same slot. The group or slot basis of the message
+    selects the same slot if the other topic's number of slots is equal to this topic's number, or
+    divides it. If the id is derived from a dedup key, the number of slots is the number at the
+    creation of the topic.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)

@@ -182,7 +182,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 
 def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
-    """Return the time of the first death in a topic after a time."""
+    """Return when the first message of a topic died after a given time."""
     peek = partial(topic_scripts.peek, queue="dead", low=str(since_ms), limit=1, records=False)
     found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MOST]])
     return min((member.score for members in found for member in members), default=None)

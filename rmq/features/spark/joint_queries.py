@@ -194,7 +194,7 @@ def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:
 def _keep(
     kept: Mapping[QueryFlows, Iterable[int]], report: bytes
 ) -> Flow[dict[QueryFlows, RMQError]]:
-    """Renew the first slot of each topic. If that succeeds, renew the other slots as well."""
+    """Renew the first slot of each topic. If that succeeds, also renew the other slots."""
     calls, errors = {}, dict[QueryFlows, RMQError]()
     for flows, slots in kept.items():
         try:

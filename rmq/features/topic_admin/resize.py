@@ -164,7 +164,6 @@ def _check(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _count(context: TopicContext, pending: Collection[int]) -> Flow[tuple[int, int]]:
-    """Count the messages in former slots."""
     waiting = in_flight = 0
     for page in _pages(sorted(pending)):
         for stats in (yield from pipeline([topic_scripts.stats(context.slots[i]) for i in page])):

@@ -14,7 +14,6 @@ from rmq.cli_framework.tables import Column
 
 
 def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
-    """Return the JSON fields of a process."""
     handlers = [
         {"topic": handler.topic, "handler": handler.name}  # the same field names as in a run
         | text.fields(handler, "concurrency", "running", "in_flight", "counts", "run_s")

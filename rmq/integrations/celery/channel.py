@@ -291,7 +291,7 @@ class Channel(virtual.Channel):
         return True
 
     def _matches(self, queue: str, routing_key: str) -> bool:
-        """Return whether a routing key matches the binding of a fanout queue, maybe a pattern."""
+        """Return whether a routing key matches the binding (maybe a pattern) of a fanout queue."""
         _, bound = self.connection.fanouts.get(queue, ("", ""))
         if not bound or ("*" not in bound and "#" not in bound):
             return True

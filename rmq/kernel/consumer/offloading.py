@@ -87,7 +87,7 @@ def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases
 
 
 class Removal:
-    """Removes the stored objects of bodies that a consumer has acked.
+    """Removes the stored objects of bodies after a consumer has acked their messages.
 
     Attributes:
         slots: Slots from which the consumer received offloaded bodies.

@@ -153,7 +153,10 @@ class DeliverySteps(ConsumerPart):
         return [], None if cursor is None else value_of(cursor, delivery.id)
 
     def _data(self, value: object) -> tuple[bytes, str]:
-        """Encode a value. Return its bytes, and the reason why this failed ('' if it did not)."""
+        """Encode a value.
+
+        Return its bytes, and the reason of a failure, which is '' after a success.
+        """
         if value is None:
             return b"", ""
         kind, data, problem = encode_value(self._context.codec, value)

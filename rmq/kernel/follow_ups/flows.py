@@ -315,7 +315,6 @@ def _settle(
 def _attempt(
     context: TopicContext, keys: SlotKeys, target: str, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Try to store pending follow-ups in their topic. Return the result of this attempt."""
     name, index = topic_and_index(target)
     other, _ = target_of(context, name)
     are_copies = is_copy(entries[0])

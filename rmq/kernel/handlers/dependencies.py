@@ -221,7 +221,7 @@ class Reader:
         return node
 
     def _check(self, node: Node) -> None:
-        """Raise an error if a function outlives a dependency, or cannot await it."""
+        """Refuse a dependency that ends before the function, or that the function cannot await."""
         for below in node.parameters.values():
             if node.scope == "process" and below.scope == "run":
                 raise self.refused(

@@ -195,7 +195,7 @@ class Claiming:
         return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return for how many seconds a message is released whose key is busy, or None."""
+        """Return the seconds to wait if the business key of the message is busy, or None."""
         claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None

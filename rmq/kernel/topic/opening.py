@@ -233,7 +233,7 @@ def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
 def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
     """Raise an error for a topic that is being deleted.
 
-    A message that is sent now would be deleted as well.
+    A message that is sent now would also be deleted.
     """
     if "deleting" in reply.kept:
         raise TopicVanished(

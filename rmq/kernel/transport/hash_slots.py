@@ -98,7 +98,7 @@ def hash_slot(key: bytes | str) -> int:
 
 
 def address_of(host: Any, port: Any, answered: Node) -> Node:
-    """Return the address of a node that the reply of another node names.
+    """Return the address of a node from the reply of another node.
 
     Args:
         host: Host of the node. If it is empty, the node is on the host that replied.

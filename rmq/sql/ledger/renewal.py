@@ -60,10 +60,7 @@ class RunningClaim:
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
-        """Keep a claim after its run, until its row is marked as done.
-
-        The claim is given up when a marked row would have expired.
-        """
+        """Keep a claim after its run, until its row is marked as done, or for at most `ttl_ms`."""
         now = time.monotonic()
         self.mark_at = now + MARK_S
         self.mark_until = now + ttl_ms / 1000

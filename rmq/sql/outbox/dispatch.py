@@ -229,7 +229,6 @@ class Dispatcher:
     def _send_readable(
         self, context: TopicContext, stubs: Sequence[Stub], now_ms: int
     ) -> list[Outcome]:
-        """Send the stubs whose rows can be read."""
         refused: list[Outcome | None] = []
         pairs: list[tuple[Stub, Outgoing]] = []
         for stub in stubs:

@@ -332,7 +332,7 @@ def _rendered(disposition: Disposition) -> Disposition:
     """Replace the error of a disposition (how to settle a delivery) by the error's text.
 
     Call this function before the end of the run is recorded. The conversion of a user's error to
-    text may hang, and only until the end of the run does `max_runtime` limit this time.
+    text may hang, and `max_runtime` limits its time only until the end of the run.
     """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))

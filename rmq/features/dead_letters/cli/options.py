@@ -1,4 +1,4 @@
-"""Options that select dead letters, and messages that several commands print."""
+"""Options that select dead letters, and texts that several commands print."""
 
 from __future__ import annotations
 

@@ -88,7 +88,6 @@ def setting_value(name: str, value: Any) -> Any:
 
 
 def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
-    """Return the definition of a topic."""
     values: dict[str, Any] = {}
     for key, value in client.admin.settings(name).shown().items():
         values[key] = setting_value(key, value)
@@ -165,7 +164,6 @@ def _make(changes: list[_Change]) -> None:
 
 
 def _read(path: Path) -> Definitions:
-    """Read a file of definitions."""
     try:
         text = path.read_text(encoding="utf-8")
         read = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)

@@ -129,7 +129,10 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of each connection, so that none depends on a default of redis-py."""
+        """Return the options of each connection.
+
+        All options are given, so redis-py uses no default.
+        """
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {

@@ -116,7 +116,7 @@ class _PoolState:
         return None if permit is None else PooledConnection(permit)
 
     def _put_back(self, pooled: PooledConnection) -> None:
-        """Return a reserved connection to the pool unused."""
+        """Give back a reserved connection that was not used."""
         if pooled.connection is None:
             pooled.permit = None
         else:
@@ -173,8 +173,6 @@ def _warn_in_a_loop() -> None:
 
 
 class _Waiter:
-    """A thread that waits for a connection."""
-
     __slots__ = ("_given", "_woken")
 
     def __init__(self) -> None:
