@@ -21,7 +21,7 @@ $(BIN)/python:
 	  { rm -rf $(VENV); echo "python3 -m venv failed. On Debian: apt-get install python3-venv"; exit 1; }
 
 # Extras that the tests use. Groups need pip 25.1; what a venv of Python 3.11 comes with is older.
-EXTRAS := embedded,pydantic,msgspec,prometheus,otel,reload,schedule,server,sql,testing,zstd,encrypted,offloaded,django,celery,taskiq
+EXTRAS := embedded,pydantic,msgspec,prometheus,otel,reload,schedule,server,sql,testing,zstd,encrypted,offloaded,archive,django,celery,taskiq
 # What is never imported need not be compiled. The lock holds for what builds packages too: by the first variable for an old pip, by the second for a new one.
 PIP := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 NEWER_PIP := $(PIP) --upgrade "pip>=25.1"

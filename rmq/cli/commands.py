@@ -46,6 +46,10 @@ COMMANDS = {
     "replay": CommandEntry(
         "rmq.cli.replay:replay", "Send acked messages of TOPIC again, from its history."
     ),
+    "archive": CommandEntry(
+        "rmq.features.history.cli:archive",
+        "Write the history of TOPIC as Parquet files, in folders by day of the ack.",
+    ),
     "purge": CommandEntry(
         "rmq.features.dead_letters.cli.dlq:purge",
         "Delete all waiting messages of TOPIC permanently, including delayed messages.",

@@ -26,7 +26,7 @@ ALL = sorted(commands(cli))
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
-        "audit", "audit-trail",
+        "archive", "audit", "audit-trail",
         "batch cancel", "batch close", "batch ls", "batch show",
         "cancel", "claim", "completion", "config show",
         "dlq causes", "dlq edit", "dlq export", "dlq groups", "dlq import", "dlq ls", "dlq purge",

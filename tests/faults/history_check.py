@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 import rmq
-from rmq.features.history.flows import _parse, _unpacked
+from rmq.features.history.flows import _unpacked, parse_entry
 from tests.property.mutants import Change
 
 ENTRY, MESSAGE = 64, 32  # bytes counted besides the records, spelled apart from the scripts
@@ -61,7 +61,7 @@ class SlotHistory:
         self.places: dict[bytes, tuple[int, int]] = {}  # the entry of each member
         self.wrong: list[str] = []
         newest, counted, _ = (fields[0] or b"0-0 0 0").decode().split()
-        self.gone = _parse((fields[1] or b"0-0").decode())
+        self.gone = parse_entry((fields[1] or b"0-0").decode())
         self.most = int((fields[2] or b"0:0").split(b":")[0])
         self.bytes = 0
         for entry, (_, packed) in entries:
@@ -69,7 +69,7 @@ class SlotHistory:
             for member, record in _unpacked(packed):
                 if member in self.places:
                     self.wrong.append(f"the history has {member.hex()} twice")
-                self.places[member] = _parse(entry.decode())
+                self.places[member] = parse_entry(entry.decode())
                 self.bytes += len(record) + MESSAGE
         if int(counted) != self.bytes:
             self.wrong.append(f"the history has {self.bytes} bytes, and {counted} are counted")
@@ -99,7 +99,7 @@ class Reader:
         except rmq.HistoryLost as lost:
             if not self._may_lose:
                 self._wrong.append(f"a reader has lost messages: {lost}")
-            ends = _parse(lost.position), _parse(lost.removed_to)
+            ends = parse_entry(lost.position), parse_entry(lost.removed_to)
             self.gaps.append((lost.slot, *ends))
             self._position[lost.slot] = lost.removed_to
             return False

@@ -124,6 +124,7 @@ ALONE = {
     ),
     "one of a list, or of get": ("rmq dlq show", "rmq worker show"),
     "waiting messages alone, without conditions: Admin.purge of the store": ("rmq purge",),
+    "files of its caller": ("rmq archive",),
     "a job, which job_matches and job_start are elsewhere": ("rmq replay",),
     "databases, which the program has and not Redis": (
         "rmq ledger create", "rmq ledger purge", "rmq ledger show", "rmq outbox create",

@@ -129,7 +129,8 @@ def test_the_wheel_tells_of_users_extras_and_of_no_tools_to_work_on_it(built: Pa
     extras = {line.partition(": ")[2] for line in told if line.startswith("Provides-Extra: ")}
     assert extras == {
         "embedded", "spark", "pydantic", "msgspec", "prometheus", "otel", "reload", "schedule",
-        "zstd", "server", "sql", "testing", "encrypted", "offloaded", "celery", "django", "taskiq",
+        "zstd", "server", "sql", "testing", "encrypted", "offloaded", "archive", "celery", "django",
+        "taskiq",
     }  # fmt: skip
     needed = [line for line in told if line.startswith("Requires-Dist: ")]
     assert needed

@@ -65,7 +65,7 @@ class AckedMessage:
     @property
     def acked_at(self) -> datetime:
         """Time of the ack, by the clock of Redis."""
-        return moment(_parse(self.entry)[0])
+        return moment(parse_entry(self.entry)[0])
 
     @cached_property
     def body(self) -> Any:
@@ -132,7 +132,7 @@ class _SlotState(NamedTuple):
     gone: Entry  # newest entry that was removed
 
 
-def _parse(text: object, name: str = "position") -> Entry:
+def parse_entry(text: object, name: str = "position") -> Entry:
     """Convert the id of an entry to numbers that can be compared."""
     ms, dash, seq = text.partition("-") if isinstance(text, str) else ("", "", "")
     if not (dash and ms.isdecimal() and seq.isdecimal() and len(text) < 41):  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def _state_command(context: TopicContext, index: int) -> Command[_SlotState]:
     def parse(reply: list[bytes | None]) -> _SlotState:
         newest, size, _ = (reply[1] or b"0-0 0 0").decode().split()
         gone = (reply[2] or b"0-0").decode()
-        return _SlotState(reply[0], _parse(newest), int(size), _parse(gone))
+        return _SlotState(reply[0], parse_entry(newest), int(size), parse_entry(gone))
 
     keys = context.slots[index]
     fields = [b"created", b"acked", b"acked_gone"]
@@ -180,7 +180,7 @@ def records(
     """Read entries of a slot. Return the records by entry and id, without removed entries."""
     commands = []
     for entry in entries:
-        ms, seq = _parse(entry)
+        ms, seq = parse_entry(entry)
         before = (ms, seq - 1) if seq else (ms - 1, LAST_SEQ)
         commands.append(_entries_command(context, index, before, entry, 1))
     replies = yield from pipeline(commands)
@@ -260,8 +260,8 @@ def read(
     `AsyncTopicHistory.read` describes the arguments.
     """
     check_int(limit, "limit", 1, READ_MOST)
-    given = {slot: _parse(text, "after") for slot, text in (after or {}).items()}
-    ends = {slot: _parse(text, "upto") for slot, text in (upto or {}).items()}
+    given = {slot: parse_entry(text, "after") for slot, text in (after or {}).items()}
+    ends = {slot: parse_entry(text, "upto") for slot, text in (upto or {}).items()}
     first = START if since is None else _before(since, "since")
     last = (2**63, 0) if until is None else _before(until, "until")
     states = yield from _open(context, slots)
@@ -298,7 +298,7 @@ def read(
                 if messages and len(messages) + len(entry) > limit:
                     break
                 messages += entry
-                position[index] = _parse(entry[0].entry)
+                position[index] = parse_entry(entry[0].entry)
             else:
                 if len(entries) < count:
                     ended.add(index)
@@ -307,7 +307,7 @@ def read(
             active = active[len(page) :] + page
             break
         active = [index for index in active[len(page) :] + page if index not in ended]
-    messages.sort(key=lambda message: _parse(message.entry))
+    messages.sort(key=lambda message: parse_entry(message.entry))
     if not stored:
         messages = yield from _with_objects(messages)
     ended_at = {index: _text(entry) for index, entry in position.items()}
@@ -405,6 +405,6 @@ def state(context: TopicContext) -> Flow[HistoryState | None]:
         replies = yield from pipeline(commands)
         lengths += replies[: len(page)]
         oldest += [entry for entries in replies[len(page) :] for entry in entries]
-    first = min((_parse(entry[0].entry)[0] for entry in oldest), default=None)
+    first = min((parse_entry(entry[0].entry)[0] for entry in oldest), default=None)
     size = sum(each.size for each in states.values())
     return HistoryState(sum(lengths), size, None if first is None else moment(first))
