@@ -24,7 +24,8 @@ from rmq.errors import ConfigurationError, HistoryLost, InvalidValue
 from spark_connector import planning
 from spark_connector.connection import RETRY_S, client_of_task, connect, retry_while_away
 from spark_connector.offset import ANEW
-from spark_connector.options import HistoryOptions, Positions
+from spark_connector.option_texts import Positions
+from spark_connector.options import HistoryOptions
 from spark_connector.schema import Batches
 from spark_connector.versions import (
     LoggedOffset,

@@ -7,30 +7,22 @@ invalid option ends the query before it starts. This module does not need PySpar
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from rmq.connectors import (
     Merge,
     QueueName,
-    check_name,
-    check_query,
-    codec_of,
-    parse_queue,
-    parse_url,
     redact_url,
 )
 from rmq.errors import ConfigurationError, InvalidValue
+from spark_connector import option_texts as texts
+from spark_connector.option_texts import HISTORY, Positions
 
 QUEUES: tuple[QueueName, ...] = ("store", "prepare", "dead")
-HISTORY = "history"  # value of the option `queue` for a batch read of acked messages
-LEASE_MAX_S = 43_200.0  # maximum of every lease: 12 hours
 
 
 class Option(NamedTuple):
@@ -42,336 +34,105 @@ class Option(NamedTuple):
     alias: str = ""
 
 
-# --- parsers of texts ----------------------------------------------------------------------------
-
-
-def text(name: str, given: str) -> str:
-    """Parse a non-empty text."""
-    if not given.strip():
-        raise InvalidValue(f"{name}: it is empty; give a value or leave the option out")
-    return given.strip()
-
-
-def flag(name: str, given: str) -> bool:
-    """Parse the text "true" or "false"."""
-    if given.lower() not in ("true", "false"):
-        raise InvalidValue(f"{name}: {given!r}; give true or false")
-    return given.lower() == "true"
-
-
-def count(low: int, high: int) -> Callable[[str, str], int]:
-    """Return a parser of whole numbers that are at least `low` and at most `high`."""
-
-    def read(name: str, given: str) -> int:
-        try:
-            value = int(given)
-        except ValueError:
-            raise InvalidValue(
-                f"{name}: {given!r} is not a whole number; give {low} to {high}"
-            ) from None
-        if not low <= value <= high:
-            raise InvalidValue(f"{name}: {value}; give {low} to {high}")
-        return value
-
-    return read
-
-
-def seconds(name: str, given: str) -> float:
-    """Parse a lease: 1 second to 12 hours."""
-    try:
-        value = float(given)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value <= LEASE_MAX_S:
-        raise InvalidValue(f"{name}: {given!r}; give 1 to {LEASE_MAX_S:g} seconds")
-    return value
-
-
-def choice(*words: str) -> Callable[[str, str], str]:
-    """Return a parser that accepts only these words."""
-
-    def read(name: str, given: str) -> str:
-        if given.lower() not in words:
-            raise InvalidValue(f"{name}: {given!r}; give {', '.join(words[:-1])} or {words[-1]}")
-        return given.lower()
-
-    return read
-
-
-def _codec(name: str, given: str) -> str:
-    if given.lower() in ("bytes", "json", "msgpack"):
-        return given.lower()
-    try:
-        codec_of(given)
-    except ConfigurationError as error:
-        raise InvalidValue(
-            f"{name}: {given!r}; give bytes, json or msgpack, or the name of a codec that is "
-            f"installed here ({error})"
-        ) from None
-    return given
-
-
-def _url(name: str, given: str) -> str:
-    parsed = parse_url(given)
-    if parsed.scheme == "embedded":
-        raise InvalidValue(
-            f"{name}: an embedded server serves one machine, and a task may run on another; "
-            "give redis:// or rediss:// with an address that every executor can reach"
-        )
-    return given
-
-
-def _topic(name: str, given: str) -> str:
-    if "," in given:
-        raise InvalidValue(
-            f"{name}: {given!r} names several topics; read each topic, and use union()"
-        )
-    return check_name(given, name)
-
-
-def _topics(name: str, given: str) -> tuple[str, ...]:
-    return _each_once(name, "topic", [check_name(one.strip(), name) for one in given.split(",")])
-
-
-def _each_once(name: str, kind: str, given: Sequence[str]) -> tuple[str, ...]:
-    twice = sorted({one for one in given if given.count(one) > 1})
-    if twice:
-        raise InvalidValue(f"{name}: it names {twice[0]!r} twice; name each {kind} once")
-    return tuple(given)
-
-
-def _pattern(name: str, given: str) -> re.Pattern[str]:
-    try:
-        return re.compile(given)
-    except re.error as error:
-        raise InvalidValue(f"{name}: {given!r} is not a regular expression: {error}") from None
-
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-DELAY_MAX_S = 86_400.0
-
-
-def _duration(name: str, given: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", given.lower().replace(" ", ""))
-    value = float(found[1]) * _UNITS[found[2]] if found else math.nan
-    if not 0 < value <= DELAY_MAX_S:
-        raise InvalidValue(
-            f"{name}: {given!r}; give a time up to 24h with its unit, as 500ms, 30s, 15m"
-        )
-    return value
-
-
-def _query(name: str, given: str) -> str:
-    return check_query(given, name)
-
-
-def _prefix(name: str, given: str) -> str:
-    return check_name(given, name)
-
-
-def _queue(name: str, given: str) -> QueueName | Literal["all"]:
-    """Parse the name of a queue, or the word for all queues.
-
-    "in flight" may be written with - or _ instead of the space.
-    """
-    if given.lower() == "all":
-        return "all"
-    try:
-        return parse_queue(given, name)
-    except InvalidValue:
-        raise InvalidValue(
-            f"{name}: {given!r} is not a queue; "
-            "give store (or waiting), prepare (or in-flight), dead, trash, all, or history"
-        ) from None
-
-
-def _slots(name: str, given: str) -> tuple[int, ...]:
-    try:
-        slots = sorted({int(number) for number in given.split(",")})
-    except ValueError:
-        raise InvalidValue(f"{name}: {given!r}; give the numbers of slots, as 0 or 0,2,3") from None
-    if slots[0] < 0 or slots[-1] > 1023:
-        raise InvalidValue(f"{name}: {given!r}; slots have the numbers 0 to 1023")
-    return tuple(slots)
-
-
-def _headers(name: str, given: str) -> bool | tuple[str, ...]:
-    """Parse the option for headers: true, false, or the names of headers that become columns."""
-    if given.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
-        return flag(name, given)  # such a header name would be a mistake
-    headers = tuple(header.strip() for header in given.split(","))
-    for header in headers:
-        if not header or header.startswith("rmq-"):
-            raise InvalidValue(f"{name}: {header!r} is not a header; give true, or names as a,b")
-    if len({header.lower() for header in headers}) < len(headers):
-        raise InvalidValue(f"{name}: {given!r} names a header twice; Spark ignores case")
-    return headers
-
-
-def _header(name: str, given: str) -> str:
-    headers = _headers(name, given)
-    if not isinstance(headers, tuple) or len(headers) > 1:
-        raise InvalidValue(f"{name}: {given!r}; give the name of one header, for example key")
-    return headers[0]
-
-
-def _columns(name: str, given: str) -> tuple[str, ...]:
-    return _each_once(name, "column", [one.strip().lower() for one in given.split(",")])
-
-
-def _moment(name: str, given: str) -> int:
-    """Parse a time: epoch ms, or ISO 8601. A time without a zone is in UTC. Return epoch ms."""
-    try:
-        if given.isdecimal():
-            ms = int(given)
-        else:
-            at = datetime.fromisoformat(given)
-            ms = math.ceil((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        ms = -1
-    if not 100_000_000_000 <= ms <= 100_000_000_000_000:
-        raise InvalidValue(
-            f"{name}: {given!r}; give epoch ms, or a time as 2031-05-04T12:00:00Z (UTC if it has "
-            "no zone)"
-        )
-    return ms
-
-
-Positions = dict[str, dict[int, str]]  # by topic and slot: the last entry that was read
-
-
-def _positions(word: str, other: str = "") -> Callable[[str, str], str | Positions]:
-    """Return a parser of positions: one or two words, or JSON as {"orders": {"0": "<ms>-<n>"}}."""
-
-    def read(name: str, given: str) -> str | Positions:
-        if given.lower() in filter(None, (word, other)):
-            return given.lower()
-        try:
-            found: Positions = {
-                topic: {int(slot): entry for slot, entry in slots.items()}
-                for topic, slots in json.loads(given).items()
-            }
-            if all(_ENTRY.fullmatch(e) for slots in found.values() for e in slots.values()):
-                return found
-        except (ValueError, AttributeError, TypeError):
-            pass
-        words = " or ".join(filter(None, (word, other)))
-        raise InvalidValue(
-            f"{name}: {given!r:.100}; give {words}, or a position of topic.history as JSON: "
-            '{"orders": {"0": "1767225600000-0"}}'
-        )
-
-    return read
-
-
-_ENTRY = re.compile(r"\d{1,16}-\d{1,20}", re.ASCII)
-
-
-def _read_queue(name: str, given: str) -> QueueName | Literal["all", "history"]:
-    return "history" if given.lower() == HISTORY else _queue(name, given)
-
-
-def _loss(name: str, given: str) -> str:
-    if name == "failOnDataLoss":
-        return "fail" if flag(name, given) else "continue"
-    return choice("fail", "continue")(name, given)
-
-
 # --- the options ---------------------------------------------------------------------------------
 
 CONNECTION = (
-    Option("url", _url),
-    Option("subscribe", _topic, alias="topic"),
-    Option("prefix", _prefix, "rmq"),
+    Option("url", texts.url),
+    Option("subscribe", texts.topic, alias="topic"),
+    Option("prefix", texts.prefix, "rmq"),
 )
 _READS = (
-    Option("includeHeaders", _headers, False),
-    Option("fetchSize", count(1, 1_000), 1_000),
-    Option("minPartitions", count(1, 10_000), 1),
+    Option("includeHeaders", texts.headers, False),
+    Option("fetchSize", texts.count(1, 1_000), 1_000),
+    Option("minPartitions", texts.count(1, 10_000), 1),
 )
 STREAM = (
-    Option("url", _url),
-    Option("subscribe", _topics, alias="topic"),
-    Option("subscribePattern", _pattern),
-    Option("prefix", _prefix, "rmq"),
-    Option("includeHeaders", _headers, False),
-    Option("fetchSize", count(1, 10_000), 4_000),
-    Option("minPartitions", count(1, 10_000)),
-    Option("rowsPerTask", count(1, 10_000_000)),
-    Option("memoryPerTask", count(1, 4096), 64),
-    Option("maxMessagesPerTrigger", count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"),
-    Option("maxBytesPerTrigger", count(1, 1_000_000_000_000)),
-    Option("minMessagesPerTrigger", count(1, 10_000_000), alias="minOffsetsPerTrigger"),
-    Option("maxTriggerDelay", _duration, 900.0),
-    Option("leaseSeconds", seconds, 600.0),
-    Option("ownerLeaseSeconds", seconds, 15.0),
-    Option("onClaimLoss", _loss, "fail", alias="failOnDataLoss"),
-    Option("onTopicLoss", choice("fail", "continue"), "fail"),
-    Option("maxReplays", count(0, 1_000_000)),
-    Option("pollWaitMs", count(0, 60_000), 200),
-    Option("includeQuery", flag, False),
-    Option("consume", flag, True),
+    Option("url", texts.url),
+    Option("subscribe", texts.topics, alias="topic"),
+    Option("subscribePattern", texts.pattern),
+    Option("prefix", texts.prefix, "rmq"),
+    Option("includeHeaders", texts.headers, False),
+    Option("fetchSize", texts.count(1, 10_000), 4_000),
+    Option("minPartitions", texts.count(1, 10_000)),
+    Option("rowsPerTask", texts.count(1, 10_000_000)),
+    Option("memoryPerTask", texts.count(1, 4096), 64),
+    Option(
+        "maxMessagesPerTrigger", texts.count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"
+    ),
+    Option("maxBytesPerTrigger", texts.count(1, 1_000_000_000_000)),
+    Option("minMessagesPerTrigger", texts.count(1, 10_000_000), alias="minOffsetsPerTrigger"),
+    Option("maxTriggerDelay", texts.duration, 900.0),
+    Option("leaseSeconds", texts.seconds, 600.0),
+    Option("ownerLeaseSeconds", texts.seconds, 15.0),
+    Option("onClaimLoss", texts.loss, "fail", alias="failOnDataLoss"),
+    Option("onTopicLoss", texts.choice("fail", "continue"), "fail"),
+    Option("maxReplays", texts.count(0, 1_000_000)),
+    Option("pollWaitMs", texts.count(0, 60_000), 200),
+    Option("includeQuery", texts.flag, False),
+    Option("consume", texts.flag, True),
 )
 _KEPT = (  # every read of a history has these options
-    Option("prefix", _prefix, "rmq"),
-    Option("includeHeaders", _headers, False),
-    Option("fetchSize", count(1, 10_000), 4_000),
-    Option("minPartitions", count(1, 10_000)),
-    Option("startingTimestamp", _moment),
-    Option("failOnDataLoss", flag, True),
+    Option("prefix", texts.prefix, "rmq"),
+    Option("includeHeaders", texts.headers, False),
+    Option("fetchSize", texts.count(1, 10_000), 4_000),
+    Option("minPartitions", texts.count(1, 10_000)),
+    Option("startingTimestamp", texts.moment),
+    Option("failOnDataLoss", texts.flag, True),
 )
 HISTORY_STREAM = (
-    Option("url", _url),
-    Option("subscribe", _topics, alias="topic"),
+    Option("url", texts.url),
+    Option("subscribe", texts.topics, alias="topic"),
     *_KEPT,
-    Option("consume", flag, True),
-    Option("startingOffsets", _positions("latest", "earliest")),
-    Option("maxMessagesPerTrigger", count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"),
-    Option("rowsPerTask", count(1, 10_000_000)),
-    Option("pollWaitMs", count(0, 60_000), 200),
+    Option("consume", texts.flag, True),
+    Option("startingOffsets", texts.positions("latest", "earliest")),
+    Option(
+        "maxMessagesPerTrigger", texts.count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"
+    ),
+    Option("rowsPerTask", texts.count(1, 10_000_000)),
+    Option("pollWaitMs", texts.count(0, 60_000), 200),
 )
 # The options of the address for a write whose rows name their topics.
-ADDRESS = (Option("url", _url), Option("prefix", _prefix, "rmq"))
+ADDRESS = (Option("url", texts.url), Option("prefix", texts.prefix, "rmq"))
 SNAPSHOT = (
     *CONNECTION,
     *_READS,
-    Option("queue", _read_queue),
-    Option("slots", _slots),
-    Option("limit", count(1, 1_000_000_000_000)),
-    Option("columns", _columns),
-    Option("includeAttempts", flag, False),
+    Option("queue", texts.queue_or_history),
+    Option("slots", texts.slots),
+    Option("limit", texts.count(1, 1_000_000_000_000)),
+    Option("columns", texts.columns),
+    Option("includeAttempts", texts.flag, False),
 )
 HISTORY_BATCH = (
-    Option("url", _url),
-    Option("subscribe", _topic, alias="topic"),
+    Option("url", texts.url),
+    Option("subscribe", texts.topic, alias="topic"),
     *_KEPT,
-    Option("queue", _read_queue),
-    Option("slots", _slots),
-    Option("columns", _columns),
-    Option("startingOffsets", _positions("earliest")),
-    Option("endingOffsets", _positions("latest")),
-    Option("endingTimestamp", _moment),
+    Option("queue", texts.queue_or_history),
+    Option("slots", texts.slots),
+    Option("columns", texts.columns),
+    Option("startingOffsets", texts.positions("earliest")),
+    Option("endingOffsets", texts.positions("latest")),
+    Option("endingTimestamp", texts.moment),
 )
 
 SINK = (
-    Option("url", _url),
-    Option("topic", _topic),
-    Option("prefix", _prefix, "rmq"),
-    Option("codec", _codec, "bytes"),
-    Option("merge", choice("first", "last", "collect"), "first"),
-    Option("pastTimes", choice("fail", "now"), "fail"),
-    Option("keyHeader", _header),
-    Option("queryId", _query),
-    Option("batchId", count(0, 2**53)),
+    Option("url", texts.url),
+    Option("topic", texts.topic),
+    Option("prefix", texts.prefix, "rmq"),
+    Option("codec", texts.codec, "bytes"),
+    Option("merge", texts.choice("first", "last", "collect"), "first"),
+    Option("pastTimes", texts.choice("fail", "now"), "fail"),
+    Option("keyHeader", texts.header),
+    Option("queryId", texts.query),
+    Option("batchId", texts.count(0, 2**53)),
 )
 
 # The options of a write with the option `action`.
 DEAD_LETTERS = (
-    Option("url", _url),
-    Option("topic", _topic, alias="subscribe"),
-    Option("prefix", _prefix, "rmq"),
-    Option("action", choice("redrive", "purge")),
-    Option("rate", count(1, 1_000_000)),
+    Option("url", texts.url),
+    Option("topic", texts.topic, alias="subscribe"),
+    Option("prefix", texts.prefix, "rmq"),
+    Option("action", texts.choice("redrive", "purge")),
+    Option("rate", texts.count(1, 1_000_000)),
 )
 
 _OF_STREAM = "a stream with consume=false"
@@ -440,7 +201,7 @@ def checked(
         if option.name in seen:
             raise InvalidValue(f"{seen[option.name]}, {name}: two names of one option; give one")
         seen[option.name] = name
-        values[option.name] = option.read(name, text(name, str(value)))
+        values[option.name] = option.read(name, texts.text(name, str(value)))
     return values
 
 
@@ -494,7 +255,7 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
             raise ConfigurationError(
                 "url: it is missing; give redis://host:6379/0, or set RMQ_URL on the driver"
             )
-        url = _url("RMQ_URL", given)
+        url = texts.url("RMQ_URL", given)
     if values[topic] is None:
         other = ", or add a column topic with each row's topic" if topic == "topic" else ""
         raise ConfigurationError(f"{topic}: it is missing; name the topic{other}")

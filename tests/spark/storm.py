@@ -239,6 +239,9 @@ class Storm:
         broken: a variant.
     """
 
+    MODULE = "tests.spark.storm"  # of its drivers
+    TOPICS: tuple[str, ...] = SOURCES + COPIES  # that are resized
+
     def __init__(
         self, home: Path, kills: int, seed: int, own: str, lease_s: float, broken: str
     ) -> None:
@@ -322,7 +325,7 @@ class Storm:
                 continue
             first, self._sent = self._sent, self._sent + SENT_AT_ONCE
             for place, topic in enumerate(topics):
-                numbers = range(first + place, first + SENT_AT_ONCE, 2)
+                numbers = range(first + place, first + SENT_AT_ONCE, len(topics))
                 batch = [
                     rmq.Outgoing(n, id=topic.new_id(str(n)), slot_basis=str(n)) for n in numbers
                 ]
@@ -337,7 +340,7 @@ class Storm:
         for third, slots in ((1, 64), (2, 8)):
             while self._struck < third * self._kills // 3 and not self._ended.is_set():
                 time.sleep(0.1)
-            for name in SOURCES + COPIES:
+            for name in self.TOPICS:
                 while True:
                     try:
                         client.admin.topic_resize(name, slots)
@@ -380,7 +383,7 @@ class Storm:
         given = [self._url, str(self._home), str(self._lease_s), loss, self._broken, master]
         with self._log.open("wb") as out:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.storm", "--driver", *given],
+                [sys.executable, "-m", self.MODULE, "--driver", *given],
                 cwd=ROOT, env=os.environ | environment(), stdin=subprocess.DEVNULL,
                 stdout=out, stderr=out, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip

@@ -421,31 +421,6 @@ class Copy:
         return sorted(int(bytes(row.value)) for _, rows in self.batches for row in rows)
 
 
-def test_queries_on_spark_each_read_everything_and_continue_after_a_failure(
-    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
-) -> None:
-    settle(topic, 25)
-    one, two = (Copy(spark, server, topic, tmp_path / name) for name in "ab")
-    one.read_all(maxMessagesPerTrigger=10)
-    settle(topic, 15, 25)
-
-    def fails(df: DataFrame, batch: int) -> None:
-        one.keep(df, batch)
-        raise RuntimeError("the sink is full")
-
-    with pytest.raises(Exception, match="the sink is full"):
-        one.start(fails).awaitTermination()
-    number, failed = one.batches.pop()
-    settle(topic, 5, 40)
-    one.read_all()
-    two.read_all()
-
-    repeated = next(rows for batch, rows in one.batches if batch == number)
-    assert sorted(repeated) == sorted(failed)
-    assert one.values() == two.values() == list(range(45))
-    assert client.admin.stats(topic.name)["settled"] == 45
-
-
 def test_a_batch_on_spark_has_the_rows_of_a_time(
     spark: SparkSession, server: Server, topic: rmq.Topic
 ) -> None:

@@ -14,8 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import rmq
 from tests.servers import Server
+from tests.spark.history_storm import storm as history_storm
 from tests.spark.storm import storm
 from tests.spark.target import taken
+from tests.spark.test_history import KEEP, Copy, settle
 from tests.spark.test_stream import Queries, fill, held, queries, topic
 
 __all__ = ["queries", "topic"]  # fixtures
@@ -233,6 +235,31 @@ def test_a_batch_is_written_and_the_queue_is_read(
     assert client.admin.stats(topic.name)["delivered"] == 0
 
 
+def test_queries_over_a_history_each_read_everything_and_repeat_a_failed_batch(
+    spark: SparkSession, server: Server, client: rmq.Client, name: str, tmp_path: Path
+) -> None:
+    topic = client.topic(name, slots=3, history=KEEP)
+    topic.open()
+    one, two = (Copy(spark, server, topic, tmp_path / path) for path in "ab")
+    settle(topic, 25)
+
+    def fails(df: DataFrame, batch: int) -> None:
+        one.keep(df, batch)
+        raise RuntimeError("the sink is full")
+
+    with pytest.raises(Exception, match="the sink is full"):
+        one.start(fails, maxMessagesPerTrigger=10).awaitTermination()
+    (number, failed) = one.batches.pop()
+    settle(topic, 15, 25)
+    one.read_all(maxMessagesPerTrigger=10)
+    two.read_all()
+    frame = spark.read.format("rmq").options(url=server.url, subscribe=name, queue="history")
+
+    assert (one.batches[0][0], sorted(one.batches[0][1])) == (number, sorted(failed))
+    assert one.values() == two.values() == list(range(40))
+    assert frame.load().count() == 40
+
+
 @pytest.mark.skipif(not OLD, reason="test_storm.py has it")
 @pytest.mark.timeout(900)
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
@@ -248,3 +275,12 @@ def test_check_of_a_storm_finds_a_logged_batch_that_is_settled(tmp_path: Path) -
     outcome = storm(tmp_path, kills=4, seed=7, broken="settles-logged")
 
     assert outcome.missing > 0, outcome
+
+
+@pytest.mark.skipif(not OLD, reason="test_history_storm.py has it")
+@pytest.mark.timeout(900)
+def test_each_of_two_queries_over_a_history_reads_each_row_once_under_kills(tmp_path: Path) -> None:
+    outcome = history_storm(tmp_path, kills=3, seed=7)
+
+    assert outcome.is_exact, outcome
+    assert outcome.sent > 0
