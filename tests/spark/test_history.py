@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -389,6 +390,96 @@ def test_a_checkpoint_of_another_stream_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match="is not an offset of a stream with consume=fal"):
         stream_reader(server, topic).latestOffset(given)
+
+
+class Crash(Exception):
+    """The driver dies."""
+
+
+class Played:
+    """A query as Spark runs it: with a log of offsets, a log of commits, and crashes.
+
+    Spark 4.0 and 4.1 pass no start to latestOffset, and call partitions after a restart.
+    """
+
+    def __init__(self, make: Callable[[], HistoryStreamReader], is_old: bool, seed: int) -> None:
+        self._make, self._is_old, self._random = make, is_old, random.Random(seed)
+        self._reader: HistoryStreamReader | None = None
+        self._log: list[Offset] = []
+        self._committed = 0
+        self.batches: dict[int, list[int]] = {}
+        self.crashes = self.repeated = 0
+
+    def step(self, crashes: bool = True) -> bool:
+        """Run a batch, or a part of it. Return whether there was one."""
+        try:
+            return self._step(crashes)
+        except Crash:
+            self._reader = None
+            self.crashes += 1
+            return True
+
+    def _die(self, crashes: bool) -> None:
+        if crashes and self._random.random() < 0.2:
+            raise Crash
+
+    def _step(self, crashes: bool) -> bool:
+        is_new = self._reader is None
+        reader = self._reader = self._reader or self._make()
+        if is_new and self._is_old and self._log:
+            assert reader.partitions(self._log[-1], self._log[-1]) == []
+        if self._committed == len(self._log):
+            start = self._log[-1] if self._log else None
+            if start is None and not self._is_old:
+                start = reader.initialOffset()
+            end = json.loads(json.dumps(reader.latestOffset(*([] if self._is_old else [start]))))
+            self._die(crashes)
+            if self._log and end == self._log[-1]:
+                return False
+            self._log.append(end)
+            self._die(crashes)
+            if len(self._log) > 1:
+                reader.commit(self._log[-2])
+        number = len(self._log) - 1
+        start = self._log[-2] if number else reader.initialOffset()
+        rows = sorted(batch_of(reader, start, self._log[-1]))
+        self.repeated += number in self.batches
+        assert self.batches.setdefault(number, rows) == rows
+        self._die(crashes)
+        self._committed = len(self._log)
+        return True
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["4.3", "4.0"])
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_each_row_is_in_one_batch_whenever_the_driver_dies(
+    server: Server, client: rmq.Client, name: str, start: str, is_old: bool
+) -> None:
+    topic = client.topic(name, slots=2, history=KEEP)
+    settle(topic, 20, -20)
+    chance = random.Random(start)
+
+    def make() -> HistoryStreamReader:
+        return stream_reader(server, topic, startingOffsets=start, maxMessagesPerTrigger=9)
+
+    query = Played(make, is_old, seed=len(start) + is_old)
+    while not query.batches:
+        query.step()  # until it has its start
+    sent = 0
+    for turn in range(60):
+        if chance.random() < 0.5:
+            settle(topic, more := chance.randrange(1, 12), sent, most=chance.randrange(1, 8))
+            sent += more
+        query.step()
+        if turn == 30:
+            client.admin.topic_resize(name, 4)
+    while query.step(crashes=False):
+        pass
+
+    rows = [n for rows in query.batches.values() for n in rows]
+    assert sorted(rows) == list(range(-20 if start == "earliest" else 0, sent))
+    assert query.crashes > 5
+    assert query.repeated > 2
 
 
 # --- on Spark ------------------------------------------------------------------------------------
