@@ -432,7 +432,7 @@ class Played:
             start = self._log[-1] if self._log else None
             if start is None and not self._is_old:
                 start = reader.initialOffset()
-            end = json.loads(json.dumps(reader.latestOffset(*([] if self._is_old else [start]))))
+            end = json.loads(json.dumps(reader.latestOffset(None if self._is_old else start)))
             self._die(crashes)
             if self._log and end == self._log[-1]:
                 return False
