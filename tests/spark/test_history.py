@@ -504,7 +504,7 @@ class Copy:
         self.batches.append((batch, df.collect()))
 
     def read_all(self, **given: object) -> None:
-        query = self.start(**given)
+        query = self.start(None, **given)
         query.processAllAvailable()
         query.stop()
 
