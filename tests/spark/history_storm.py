@@ -161,8 +161,8 @@ class HistoryStorm(Storm):
         """Let everything happen; wait until both queries have reached the end; compare."""
         kills: Counter[str] = Counter()
         with rmq.Client(self._url, retry_for=30) as client:
-            topic = client.topic(TOPIC, slots=4, retry="immediate", history=KEEP)
-            topic.open()
+            client.topic(TOPIC, slots=4, retry="immediate", history=KEEP).open()
+            topic = client.topic(TOPIC)  # of any number of slots
             threads = [
                 threading.Thread(target=call, args=given, daemon=True)
                 for call, given in (
