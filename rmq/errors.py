@@ -274,8 +274,8 @@ class ResultNotFound(RMQError):
 class InvalidKey(DeliveryError, ValueError):
     """A message has no usable business key. Its handler was not run.
 
-    This error counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}` sends
-    such messages to the dead letters at once.
+    This error counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}`
+    immediately sends such messages to the dead letters.
     """
 
 

@@ -103,8 +103,9 @@ def run(
     is exhausted. The command then logs an error, or sends a POST with JSON (id, topic, sends,
     created, error) to --webhook.
 
-    You can run several of these processes at once. While Redis or the database is unavailable, the
-    command waits and tries again. If the database is unavailable at the start, the exit code is 5.
+    You can run several of these processes at the same time. While Redis or the database is
+    unavailable, the command waits and tries again. If the database is unavailable at the start, the
+    exit code is 5.
 
     If a topic is missing in Redis, for example after a flush, the command creates it with the
     settings that your program declares. Name the module of your program with --app. Without --app,

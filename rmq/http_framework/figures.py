@@ -210,7 +210,7 @@ def lateness_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
-    """Return the newest delay at the percentile of a service level objective, in seconds, or None.
+    """Return the newest delay in seconds to compare with a service level objective, or None.
 
     Samples more than five minutes older than the newest sample are ignored.
     """

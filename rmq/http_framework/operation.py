@@ -69,7 +69,8 @@ _ENCODER = msgspec.json.Encoder()
 class _Lines(StreamingResponse):
     """A response of NDJSON lines.
 
-    After an error the connection is closed before the end, which clients notice.
+    After an error, the connection is closed before the response is complete, so clients notice the
+    error.
     """
 
     async def stream_response(self, send: Send) -> None:

@@ -156,7 +156,7 @@ A = TypeVar("A", bound=Answer)
 def show(value: object, kind: type[A], /, **given: Any) -> A:
     """Convert a value of the library to an answer.
 
-    Each field of the answer gets the attribute with the same name.
+    Each field of the answer gets its value from the attribute with the same name.
 
     Ids become text, timedeltas become seconds, and mappings become dicts. If the type of a field is
     an answer, or a list of answers, its value is converted in the same way.

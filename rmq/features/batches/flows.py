@@ -289,7 +289,7 @@ def _send_page(
 
 
 def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Flow[list[MessageId]]:
-    """Return the messages that another program did not send as members of this batch.
+    """Return the messages that other programs sent without this batch.
 
     A program that runs at the same time may have sent them between our `batch_add` and `send`. Such
     a message has the mark of the batch, and is a member. If it has ended since, its slot or the

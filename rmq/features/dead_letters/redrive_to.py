@@ -28,7 +28,7 @@ FROM_MARK, ID_MARK = "rmq-redriven-from", "rmq-redriven-id"
 
 
 class MovedRecord(NamedTuple):
-    """A record in the form that storing scripts accept.
+    """A record in the form that the script `redrive_send` accepts.
 
     Attributes:
         head: First four bytes of the record.

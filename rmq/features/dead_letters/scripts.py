@@ -171,7 +171,7 @@ def redrive_send(
 def redrive_settle(
     keys: SlotKeys, session: ReplaySession, outcomes: Sequence[tuple[bytes, bool]]
 ) -> Command[str]:
-    """Remove dead letters that another topic has stored, and release those it refused.
+    """Remove dead letters that another topic has stored, and release refused dead letters.
 
     Return a character for each: `1` removed, `r` released, `0` no longer held. For each dead
     letter, `outcomes` has the entry passed to redrive_send, and whether the message was stored.

@@ -1,8 +1,8 @@
 """Expire waiting messages in topics without consumers: drop them or make them dead letters.
 
-In other topics, consumers expire the messages that they would receive. There is no index of expiry
-times, so this service reads the waiting messages of a slot, a limited number at a time. It reads a
-slot again only when new messages have arrived, or when the first remaining message expires.
+In other topics, a consumer expires such a message instead of receiving it. There is no index of
+expiry times, so this service reads the waiting messages of a slot, a limited number at a time. It
+reads a slot again only when new messages have arrived, or when the first remaining message expires.
 """
 
 from __future__ import annotations

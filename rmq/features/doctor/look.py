@@ -271,7 +271,7 @@ class Look:
 
 
 def at(addresses: list[str]) -> str:
-    """Return the addresses of servers to begin a line, or "" if there is only one server."""
+    """Return addresses of servers as the beginning of a line, or "" if there is only one server."""
     return f"{some(addresses)}: " if any(addresses) else ""
 
 

@@ -316,7 +316,7 @@ def late(look: Look) -> Flow[list[Sight]]:
 def _behind(look: Look, topics: list[TopicOverview]) -> Flow[list[tuple[float, Sight]]]:
     """Find topics that hold messages back while no message in flight ends.
 
-    The check `long-runs` examines topics of which a worker runs handlers.
+    Topics whose handlers run now are examined by the check `long-runs` instead.
     """
     running = {run.topic for worker in (yield from look.workers()) for run in worker.running}
     stuck = [

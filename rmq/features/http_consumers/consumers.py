@@ -90,7 +90,7 @@ class SharedConsumer:
     def remove(self, poll: Poll) -> None:
         """Stop receiving for a poll.
 
-        After the last poll, release messages that were received for no poll.
+        When the last poll is removed, release the messages that no poll got.
         """
         self._waiting.pop(poll, None)
         if not self._waiting and self._receiving:

@@ -285,8 +285,8 @@ def _deadline(delivery: InnerDelivery) -> datetime:
 def body_of(delivery: InnerDelivery) -> tuple[msgspec.Raw, Encoding, str]:
     """Return the body of a delivery as JSON, its encoding, and the codec of bytes in base64.
 
-    A body that JSON can express without a loss is JSON, whatever its codec is. JSON of the producer
-    is unchanged, so that numbers keep all digits.
+    With any codec, a body is JSON if JSON can express it without a loss. JSON of the producer is
+    unchanged, so that numbers keep all digits.
     """
     value, json_name = delivery.body, codec.JSON.name
     if isinstance(value, bytes):

@@ -207,7 +207,7 @@ async def get_result(context: RequestContext, path: MessagePath, query: ResultQu
 
 
 class Cancel(Request):
-    """Options of a cancellation. With `running`, a message in flight is cancelled as well."""
+    """Options of a cancellation. With `running`, a message in flight is also cancelled."""
 
     running: bool = False
 

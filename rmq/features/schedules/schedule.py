@@ -219,8 +219,8 @@ class Definition:
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times, and the next time after them.
 
-        Of the missed times, only the latest `most` are sure to be in the result, because years of
-        missed times must not take long.
+        Only the latest `most` missed times are always in the result, because years of missed times
+        must not take long.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS

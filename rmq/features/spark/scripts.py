@@ -193,8 +193,8 @@ def query_read(
 ) -> Command[QueryPage]:
     """Return a page of the messages that a query holds, and record that a reader received them.
 
-    If `records` is set, the records are returned as well. `bytes_read` is the number of bytes that
-    the caller has read. query_settle returns the sum for all readers.
+    If `records` is set, the records are also returned. `bytes_read` is the number of bytes that the
+    caller has read. query_settle returns the sum for all readers.
     """
 
     def parse(reply: list[Any]) -> QueryPage:

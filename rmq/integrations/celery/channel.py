@@ -206,7 +206,7 @@ class Channel(virtual.Channel):
         return found or ([default] if default is not None else [])
 
     def refresh(self) -> None:
-        """Keep the reply queues of this connection, and their bindings."""
+        """Renew the reply queues of this connection and their bindings, before they expire."""
         for queue in list(self.connection.own_lists):
             self._keep_list(queue, self.connection.lists[queue])
         for (queue, table), binding in list(self.connection.own_bindings.items()):

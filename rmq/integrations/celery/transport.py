@@ -24,7 +24,7 @@ DEFAULTS: dict[str, Any] = {"max_body": 16 * 1024 * 1024, "on_expire": "drop"}
 
 
 def redis_url(connection: Any) -> str:
-    """Return the URL for `rmq.Client` of a connection of kombu.
+    """Convert the URL of a kombu connection to a URL for `rmq.Client`.
 
     kombu removes `rmq+` from the URLs of Sentinel and Cluster, and splits URLs with alternates.
     """

@@ -69,7 +69,7 @@ def send_options(labels: Mapping[str, Any]) -> dict[str, Any]:
 
     A label that is None is ignored. If taskiq sends a task again, the task has the labels of its
     first send. Then `dedup_key` is ignored, because the running task still has the key. If there is
-    a `delay`, `at` is ignored as well.
+    a `delay`, `at` is also ignored.
 
     Raises:
         InvalidValue: A label has a wrong value.

@@ -43,8 +43,8 @@ class ResultBackend(AsyncResultBackend[R]):
         expires: Time for which a result is kept, in seconds or as a timedelta, 1 ms or more. With
             None, a result is kept until it is replaced.
         serializer: Serializer of taskiq. Default: JSON. With a PickleSerializer, anybody who can
-        write to Redis can run code in your program. prefix, retry_for, timeout, max_connections:
-        Arguments of rmq.AsyncClient.
+            write to Redis can run code in your program.
+        prefix, retry_for, timeout, max_connections: Arguments of rmq.AsyncClient.
 
     Raises:
         ConfigurationError: The URL or an argument is not valid.

@@ -57,9 +57,8 @@ class Rate:
             per ms.
         per: Length of the period, seconds or timedelta, 1 ms to one day.
         burst: Number of messages that are delivered without a wait after a pause, 1 to 1 000 000.
-            Default:
-            the same number as `count`. If it is 1, messages are delivered one by one, at equal
-            intervals.
+            Default: the same number as `count`. If it is 1, messages are delivered one by one, at
+            equal intervals.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
     """

@@ -213,7 +213,7 @@ class IdRun(Sequence[MessageId]):
 def join_texts(ids: bytes) -> bytes:
     """Convert joined ids to their joined text forms.
 
-    The same position of all ids is computed at once, which is faster than one id after another.
+    Each position is computed for all ids together, which is faster than one id after another.
     """
     count = len(ids) // SIZE
     text = bytearray(count * TEXT_SIZE)
@@ -261,7 +261,7 @@ def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
 def join_ids(members: bytes, middle: bytes) -> bytes:
     """Convert the joined names in Redis (members) of a slot's messages to their joined ids.
 
-    The same position of all ids is copied at once, which is faster than one id after another.
+    Each position is copied for all ids together, which is faster than one id after another.
     """
     count = len(members) // MEMBER_SIZE
     ids = bytearray(count * SIZE)

@@ -96,8 +96,8 @@ class Interceptor:
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
         """Called around a batch handler that is not async, with the list of deliveries.
 
-        You may call `call_next` with a part of the list. The other deliveries are settled as well,
-        as if the handler had run for them.
+        You may call `call_next` with a part of the list. The other deliveries are also settled, as
+        if the handler had run for them.
         """
         call_next(deliveries)
 

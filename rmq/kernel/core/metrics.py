@@ -1,6 +1,6 @@
 """Define every metric and every log event of RMQ: names, kinds, labels and units.
 
-Count how late messages are delivered.
+The module also counts how late messages are delivered.
 
 The interceptors in `rmq.interceptors` emit the metrics and the events. A label has few values, and
 never a message id.

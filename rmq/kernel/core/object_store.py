@@ -261,7 +261,7 @@ def copy_all(
 ) -> list[Reference | None]:
     """Copy objects within their stores, for messages of a topic.
 
-    Return the new references. A missing or damaged object has None.
+    Return the new references. The reference for a missing or damaged object is None.
 
     Raises:
         StoreUnavailable: This process does not have the store, or the store refused a call.

@@ -51,7 +51,7 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
 
 
 def lost_text(job: rmq.Job) -> str:
-    """Return text for the user: which messages a replay could not send again, because of limits."""
+    """Return text for the user: which messages the history removed before a replay read them."""
     return (
         f"the history removed messages that were acked up to {text.fine_clock(job.lost_to)} before "
         "the job read them; they were not sent"
