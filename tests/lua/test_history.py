@@ -301,6 +301,22 @@ def test_at_maxmemory_an_ack_removes_the_oldest_messages_and_works(full, count):
     assert box.state()["slot"]["acked_gone"].endswith("-0")
 
 
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize("count", [1, 250])
+def test_at_maxmemory_the_first_ack_of_a_history_works(tight, count):
+    box = tight
+    limit(box, 1 << 20)
+    ids = box.send(count)
+    leases, session = box.take(count), box.session()
+    box.redis.script_load(script_loader.load("ack").text)
+    box.redis.config_set("maxmemory", 1)
+
+    assert box.run(box.ack_command(leases, session)) == "1" * count
+
+    box.redis.config_set("maxmemory", 0)
+    assert [id for _, of_entry in entries(box) for id in of_entry] == ids
+
+
 @pytest.mark.fault("F18", control=True)
 def test_control_an_ack_that_removes_nothing_is_noticed(full):
     box, _, leases = full
