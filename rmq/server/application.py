@@ -115,7 +115,7 @@ class ConsoleApp:
     async def aclose(self) -> None:
         """Close the connections to Redis. A later request opens them again.
 
-        The call is optional: the end of the event loop closes the connections as well.
+        The call is optional: the end of the event loop also closes the connections.
         """
         here = asyncio.get_running_loop()
         for loop, running in list(self._by_loop.items()):
@@ -308,9 +308,12 @@ def make_application(
 ) -> Starlette:
     """Create the application of the server: probes, metrics, the API and the console.
 
-    /livez 200, or 503 if a part of the process hangs, so that a restart can help. An unavailable
-    Redis does not change this answer. /readyz 200 if Redis runs scripts for this server, otherwise
-    503 /metrics for Prometheus /api/v1 operations of Admin /console pages for people
+    /livez    200, or 503 if a part of the process hangs, so that a restart can help. An
+              unavailable Redis does not change this answer.
+    /readyz   200 if Redis runs scripts for this server, otherwise 503
+    /metrics  for Prometheus
+    /api/v1   operations of Admin
+    /console  pages for people
 
     Args:
         live: Function that returns the names of the parts of the process that hang.

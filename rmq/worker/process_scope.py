@@ -70,7 +70,7 @@ class _Holder:
 
 
 class _ThreadHolder(_Holder):
-    """Keeps lifespans and dependencies that are not async open in a thread."""
+    """Keeps plain lifespans and dependencies (not async) open, in a thread."""
 
     def start(self) -> None:
         """Begin to open the lifespans and dependencies in a thread."""

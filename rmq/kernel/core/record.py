@@ -143,7 +143,8 @@ def envelope(
     Args:
         codec: Number of the body's codec.
         priority: Priority. It may be 0 only with a due time.
-        due_ms: Due time in epoch ms, or a delay below 1e12 ms. None if the message is due at once.
+        due_ms: Due time in epoch ms, or a delay below 1e12 ms. None if the message is due
+            immediately.
         expires_ms: Lifetime after the due time, in ms, or 0 for no limit.
         merge_key: Merge key as it is stored. Empty if the message does not merge.
         collects: Whether the message collects the bodies of merging messages in a list.
@@ -242,7 +243,7 @@ def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple
 
     Return the first four bytes of the new record, and all its bytes from byte 9 on.
 
-    Body, codec, priority and merge key are unchanged. The message is due at once.
+    Body, codec, priority and merge key are unchanged. The message is due immediately.
 
     Args:
         fields: The record.

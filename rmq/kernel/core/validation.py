@@ -199,7 +199,7 @@ def duration_ms(
         field: Name of the field, for the error.
         low_ms: Smallest accepted duration, ms.
         high_ms: Largest accepted duration, ms.
-        zero: Whether 0 is accepted as well, with the meaning "off" or "immediately".
+        zero: Whether 0 is also accepted, with the meaning "off" or "immediately".
     """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()

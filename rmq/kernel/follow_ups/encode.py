@@ -201,7 +201,7 @@ class FollowUpList(list[Any]):
     references: tuple[Reference, ...]
 
     def plus(self, follow_up: EncodedFollowUp) -> FollowUpList:
-        """Return a list with one more follow-up. This list stays as it is.
+        """Return a list with one more follow-up. This list is not changed.
 
         Raises:
             InvalidValue: The list would have more follow-ups, or more bytes, than one ack can

@@ -186,7 +186,7 @@ class FollowUps:
         """Send the follow-ups that acks and rejections have stored.
 
         `dead` has the deliveries that may be dead letters now. Copies of these dead letters are
-        sent as well.
+        also sent.
         """
         while self.stored:
             try:

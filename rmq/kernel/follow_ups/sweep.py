@@ -70,7 +70,7 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 
     Raises:
         Unavailable, OutcomeUnknown: No server of Redis can be reached, so receiving messages would
-            fail as well.
+        also fail.
     """
     try:
         return (yield from sweep(context, first))

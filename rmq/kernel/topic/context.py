@@ -140,7 +140,7 @@ class TopicContext:
         self.current_until = 0.0
 
     def may_have(self, value: object) -> bool:
-        """Return whether a value is the id of a slot that only a later resize can have added."""
+        """Return whether a value is an id whose slot only a later resize can have added."""
         try:
             message_id = MessageId.parse(value)  # type: ignore[arg-type]
         except InvalidValue:

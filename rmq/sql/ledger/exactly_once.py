@@ -331,7 +331,7 @@ class ExactlyOnce(Middleware):
         row.
 
         Raises:
-            StoreAway: The database is away, or the transaction was in conflict with another
+            StoreAway: The database is unreachable, or the transaction was in conflict with another
                 transaction.
         """
         attempt = _Attempt()

@@ -5,8 +5,8 @@
     failure         the log row is deleted, because the message is back in its queue
 
 If a consumer dies before the second or third step, its log row stays. For the time in
-`Outbox.log_for`, the log row prevents that the message is sent again. Other outboxes often keep the
-log row until the message is confirmed, so the log row of a dead consumer can hide a lost message
+`Outbox.log_for`, the log row prevents a resend of the message. Other outboxes often keep the log
+row until the message is confirmed, so the log row of a dead consumer can hide a lost message
 forever. In RMQ, a log row has an effect only for a limited time.
 """
 
@@ -263,9 +263,9 @@ class Confirming:
         The function returns True while the stub of a delivery is unconfirmed or exhausted. If the
         stub is confirmed or void, the function returns False: the delivery is acked, and the
         handler does not run. The function also returns True if there is no stub, because the
-        message was sent directly or the stub was purged. If the database is away, the delivery is
-        postponed without losing a retry. Any other error of the database counts as an error of the
-        handler.
+        message was sent directly or the stub was purged. If the database is unreachable, the
+        delivery is postponed without the loss of a retry. Any other error of the database counts as
+        an error of the handler.
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.

@@ -76,7 +76,7 @@ class Repair:
     def void(self, here: Here, id: Id) -> None:
         """Withdraw a stub (a message's row), so that it is never sent again. Void stubs stay void.
 
-        The stub's message in Redis is not changed. Use `withdraw` to cancel the message as well.
+        The stub's message in Redis is not changed. Use `withdraw` to also cancel the message.
 
         Args:
             here: Connection or Session with the caller's transaction, which is not committed here.

@@ -1,6 +1,6 @@
 """The tables of the outbox: stubs of producers, and log rows of consumers.
 
-Times are epoch ms. Text is compared byte by byte, whatever the collation of the database is.
+Times are epoch ms. Text is compared byte by byte, with any collation of the database.
 
     rmq_stub   seq         order in which stubs were written
                id          the stub id: a message id without its slot

@@ -210,8 +210,8 @@ class LeaseTracker:
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Register the shared lease of a batch of deliveries.
 
-        `since` is the time at which the call began that received the batch. The lease ends at the
-        earliest `lease_ms` milliseconds after this time.
+        `since` is the start of the call that received the batch. The lease ends at the earliest
+        `lease_ms` milliseconds after this time.
         """
         lease = self.leases.get(slot)
         if lease is not None and lease.number == number:

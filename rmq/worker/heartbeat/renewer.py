@@ -135,8 +135,8 @@ class Heartbeat:
     def is_hung(self, now: float) -> bool:
         """Return whether the worker has made no step for too long.
 
-        Each round of renewals calls this method once. Only the time counts in which the heartbeat
-        itself has run. If the machine was suspended, neither process could make a step.
+        Each round of renewals calls this method once. Only time in which the heartbeat itself has
+        run counts. If the machine was suspended, neither process could make a step.
         """
         step, kill_s = self.memory.times[4], self.memory.times[5]
         self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)

@@ -6,7 +6,7 @@ standard library. The supervisor locks the directory, starts the server, and wri
 to stdout for its owner. It then sleeps until one of these events:
 
 * Stdin ends, the owner ends, or SIGTERM arrives: the supervisor stops the server and ends.
-* The server ends: the supervisor ends as well.
+* The server ends: the supervisor also ends.
 
 The server inherits the lock, so the directory is locked while the supervisor or the server runs.
 Functions without an underscore define the layout of the directory; `embedded.py` also calls them.

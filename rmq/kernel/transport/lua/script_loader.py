@@ -319,7 +319,7 @@ def key_getter(name: str) -> Callable[[object], tuple[bytes, ...]]:
 
 
 def bound(name: str, text: str) -> str:
-    """Add a `local` line that declares the keys of a script to its beginning.
+    """Begin a script with a `local` line that declares its keys.
 
     The libraries of the script use the same names. A line such as `--- @needs slot store` in a
     library says which keys it reads.

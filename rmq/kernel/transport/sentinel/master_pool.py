@@ -1,7 +1,7 @@
 """Make and pool connections to the master that the sentinels name.
 
 A former master that was frozen or disconnected may accept writes for ten seconds after it wakes up.
-Four rules prevent that clients use such a server:
+Four rules prevent clients from using such a server:
 
 - A new connection goes to the server that the sentinels name. It is used only if this server also
   reports that it is the master.
