@@ -104,7 +104,9 @@ def test_a_position_from_before_a_resize_shows_gaps_in_new_slots(api: Any, name:
     beginning = topic.history.position()
     api.admin.topic_resize(name, 2)
     resized = api.topic(name)
-    resized.send_many([rmq.Outgoing("x" * 250_000) for _ in range(8)])
+    resized.open()
+    new = next(basis for basis in "abcdefghij" if resized.new_id(basis).slot == 1)
+    resized.send_many([rmq.Outgoing("x" * 250_000, slot_basis=new) for _ in range(8)])
     settle(resized, 8)
 
     with pytest.raises(HistoryLost) as caught:
