@@ -259,10 +259,7 @@ class Stored:
 
     @cached_property
     def _bodies(self) -> tuple[list[bytes] | pa.Array, dict[int, str]]:
-        """The bodies, and the errors by row.
-
-        If a row is unreadable, its body is the whole record.
-        """
+        """The bodies, and the errors by row. An unreadable row has its record as body."""
         errors: dict[int, str] = {}
         if not self._enveloped:
             return pc.binary_slice(self._array, BARE, _END), errors
@@ -277,10 +274,7 @@ class Stored:
         return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
 
     def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
-        """Return the body of a row.
-
-        If the body is unreadable, return the record, and add the reason to `errors`.
-        """
+        """Return the body of a row. If it is unreadable, return the record and note the error."""
         record, error = self._records[row], self._fields.errors.get(row)
         if error is None:
             if not self._is_packed(row):
@@ -340,10 +334,7 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
 
 class _Failures:
-    """The last failure of each message of a page, one list per column.
-
-    The result is empty if no message has failed.
-    """
+    """The last failures of a page's messages, one list per column. Empty without failures."""
 
     def __init__(self, block: QueueBlock) -> None:
         self._block = block

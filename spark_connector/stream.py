@@ -121,10 +121,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query_lease
 
     def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Run a call in a daemon thread.
-
-        A thread of another kind would keep an executor's process alive.
-        """
+        """Run a call in a daemon thread, which lets the executor's process end."""
         future: Future[T] = Future()
 
         def run() -> None:

@@ -147,10 +147,7 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 def _run_together(
     loops: Sequence[Callable[[threading.Event], None]], stop: threading.Event
 ) -> None:
-    """Run all loops until one fails, or until the event `stop` is set.
-
-    Raise the error of the failed loop.
-    """
+    """Run all loops until `stop` is set, or until one fails. Raise its error."""
     errors: list[BaseException] = []
 
     def run_loop(loop: Callable[[threading.Event], None]) -> None:

@@ -342,10 +342,7 @@ def _supervise(
 
 
 def _child_environment() -> dict[str, str]:
-    """Return the environment of a child process.
-
-    In a checkout, PYTHONPATH lets the process find rmq.
-    """
+    """Return the environment of a child. In a checkout, its PYTHONPATH leads to rmq."""
     home = Path(rmq.__file__).parents[1]
     if not (home / "pyproject.toml").is_file():
         return dict(os.environ)

@@ -356,10 +356,7 @@ _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for each standard stream that the caller has closed (`>&-`).
-
-    Python represents a closed stream by None. The command must still work.
-    """
+    """Open the null device for standard streams that the caller has closed (`>&-`)."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

@@ -232,10 +232,7 @@ def _progress_pairs(progress: rmq.Progress) -> list[tuple[str, str]]:
 
 
 def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:
-    """Print attempts.
-
-    The error is printed below its attempt, unless it is the same as the previous error.
-    """
+    """Print attempts. An error that equals the previous error is not repeated."""
     lines: list[str] = []
     error, last, width = "", 1, tables.terminal_width() - INDENT
     for attempt in attempts:

@@ -74,10 +74,7 @@ def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, 
 
 
 def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return names of schedules for `rmq schedule`, or of topics for `rmq topic`.
-
-    For `rmq topic create`, return no names.
-    """
+    """Return names of schedules, or of topics for `rmq topic` except `create`."""
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
         return _schedules(options, ctx)

@@ -148,10 +148,7 @@ def _attributes(verb: str, topic: str, message: Outgoing | DeliveryData) -> dict
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:
-    """Return whether the trace fits into these headers.
-
-    If it does not fit, the trace is omitted.
-    """
+    """Return whether the trace fits into these headers. Otherwise it is omitted."""
     if not isinstance(headers, Mapping):
         return False  # the send itself raises the error
     if any(name in headers for name in trace_headers):

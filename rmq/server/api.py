@@ -360,10 +360,7 @@ class Api:
     async def _answer_long(
         self, operation: Operation, request: Request, request_id: str
     ) -> Response:
-        """Return the answer of a long poll or a stream.
-
-        The wait happens when the answer is written.
-        """
+        """Return the answer of a long poll or a stream, which waits when it is written."""
         connection = connection_of(request.scope)
         if connection is None:
             raise ApiError("not-found", "only rmq server delivers messages, not a mounted console")

@@ -198,10 +198,7 @@ class Console:
     # --- a live page ---
 
     def _has_stream_for(self, page_request: PageRequest) -> bool:
-        """Return whether a principal may open another stream.
-
-        Streams are limited, because each occupies a connection.
-        """
+        """Return whether a principal may open another stream, which occupies a connection."""
         principal = page_request.context.principal
         own = self._streams_open[principal.kind, principal.name]
         return own < STREAMS_EACH and self._streams_open.total() < STREAMS_MAX

@@ -152,10 +152,7 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that only reads.
-
-        If the principal loses the right to read, end the answer early.
-        """
+        """Answer a request that only reads, until the principal loses the right to read."""
         has_started = False
 
         async def send_noted(message: Message) -> None:

@@ -133,10 +133,7 @@ class Server:
         return self._client.url
 
     def _missing(self) -> dict[str, int]:
-        """Return, by topic, how many messages the last audit found missing.
-
-        The result is empty if this server does not lead.
-        """
+        """Return the missing messages of the last audit by topic, if this server leads."""
         return self.audits.missing if self.leadership.leads() else {}
 
     def services(self) -> list[ServiceStatus]:

@@ -297,10 +297,7 @@ def _set_idle_limit(connection: sa.Connection, limit_s: float) -> None:
 
 
 def _restore_idle_limit(connection: sa.Connection) -> None:
-    """Remove the idle limit from a connection of MySQL or MariaDB.
-
-    These databases have no limit per transaction.
-    """
+    """Remove a connection's idle limit. MySQL and MariaDB have none per transaction."""
     with suppress(Exception):  # the connection has ended, so there is nothing to restore
         cursor = connection.connection.cursor()
         cursor.execute(f"SET SESSION {_idle_variable(connection.dialect)} = @rmq_idle_limit")

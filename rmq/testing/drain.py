@@ -137,10 +137,7 @@ class DrainedHandler:
     def _in_time(
         self, delivery: InnerDelivery, disposition: Disposition, took: float
     ) -> Disposition:
-        """Return the disposition of a run.
-
-        If the run exceeded its max_runtime, return the disposition of an overrun.
-        """
+        """Return the disposition of a run, or of an overrun after its max_runtime."""
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition

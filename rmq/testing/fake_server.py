@@ -108,10 +108,7 @@ def _with_open_connections(handler: Any) -> Any:
 
 
 class _NonBlockingFile:
-    """A non-blocking socket as a file.
-
-    A read returns the received bytes. A write sends all bytes.
-    """
+    """A non-blocking socket as a file: reads what has arrived, and writes all bytes."""
 
     def __init__(self, socket_: socket.socket) -> None:
         self._socket = socket_

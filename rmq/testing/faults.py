@@ -143,10 +143,7 @@ def _scripts(verb: str) -> tuple[str, ...]:
 
 @contextmanager
 def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[float]:
-    """Apply the next fault, if any, to the call in the block.
-
-    Yield the seconds to wait before the call.
-    """
+    """Apply the next fault, if any, to a call. Yield the seconds to wait before it."""
     fault = faults.next([command.script.name for command in commands])
     if fault is not None and (error := fault.before()):
         raise error

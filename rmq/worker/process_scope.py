@@ -49,10 +49,7 @@ class _Holder:
         self.opened.set_exception(failed)
 
     def _failed_to_close(self, error: BaseException) -> None:
-        """Log the error of a lifespan or dependency that could not be closed.
-
-        The other lifespans and dependencies are still closed.
-        """
+        """Log the error of a node that could not be closed, and close the other nodes."""
         self.has_failed = True
         log.error("a lifespan, or a dependency of the process, raised when it was closed",
                   exc_info=error)  # fmt: skip

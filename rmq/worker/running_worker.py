@@ -239,10 +239,7 @@ class RunningWorker:
             self._wait_for_runs(until)
 
     def _wait_for_runs(self, until: float) -> bool:
-        """Wait until all handlers have ended and their deliveries are settled.
-
-        Return whether all deliveries were settled in time.
-        """
+        """Wait until all handlers have ended and settled. Return whether this was in time."""
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
             if self._signals.at_once or not seconds_until(until):
                 return not self.engine.is_running()

@@ -161,10 +161,7 @@ def _text(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def _given(frame: DataFrame, name: str, kind: str, option: str) -> Column:
-    """Return an optional column, converted to the type in `kind`.
-
-    A missing column is null. A value that cannot be converted is null.
-    """
+    """Return an optional column of this type, with null for missing or wrong values."""
     if name not in frame.columns:
         return F.lit(None).cast(kind).alias(name)
     actual = frame.schema[name].dataType

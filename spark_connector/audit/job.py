@@ -194,10 +194,7 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Return the number of gaps, the number of missing sequence numbers, and a list of gaps.
-
-    The number of gaps is None if no row has a sequence number.
-    """
+    """Return the numbers of gaps and of missing numbers, and a list. None without numbers."""
     if jumps is None:
         return None, 0, []
     return counting.gaps(keep("gaps", jumps) if keep else jumps, limit)

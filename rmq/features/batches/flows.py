@@ -194,10 +194,7 @@ def open_batch(batch: Definition) -> Flow[State]:
 
 
 def _encode_callback(batch: Definition) -> tuple[str, bytes, int]:
-    """Encode the callback.
-
-    Return its slot, its message, and the position of the counts in the message.
-    """
+    """Encode the callback: its slot, its message, and the position of the counts in it."""
     home, out = batch.home, batch.callback
     assert out is not None
     if out.merge_key is not None or out.time_range is not None or out.id is not None:

@@ -256,10 +256,7 @@ class Look:
         return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
 
     def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
-        """Run a flow only once, although several checks need its result.
-
-        After a failure, raise the same error again.
-        """
+        """Run a flow once for several checks. After a failure, raise the same error again."""
         if what in self._failures:
             flow.close()
             raise self._failures[what]

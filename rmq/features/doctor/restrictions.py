@@ -87,10 +87,7 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Describe how many connections and databases the server allows.
-
-    If the limits cannot be read, return an empty result.
-    """
+    """Describe the allowed connections and databases. The result is empty if it is unknown."""
     found = []
     for info in (yield from _infos(look)):
         lacks = [name for name in READ if name not in info]

@@ -91,10 +91,7 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return the slots that have messages, fullest first.
-
-    The argument `count` names the count to sort by.
-    """
+    """Return the slots that have messages, sorted by `count`, fullest first."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])

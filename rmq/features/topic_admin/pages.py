@@ -97,10 +97,7 @@ async def overview(request: PageRequest) -> View:
 
 
 def _marks(found: Sequence[Any]) -> dict[str, dict[str, str]]:
-    """Return the titles and severities of problems by topic.
-
-    Topics with the worst problems are first.
-    """
+    """Return the titles and severities of problems by topic, worst topics first."""
     marks: dict[str, dict[str, str]] = {}
     for each in found:
         for topic in each.topics if each.severity in GRAVE else ():
@@ -343,10 +340,7 @@ def _form(settings: Settings) -> dict[str, str]:
 
 
 def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the form showed, as text.
-
-    If the form has none, return the current settings.
-    """
+    """Return the settings that the form showed, or the current settings, as text."""
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

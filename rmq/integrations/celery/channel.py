@@ -94,10 +94,7 @@ class Channel(virtual.Channel):
             self._keep_list(queue, seconds)
 
     def _keep_list(self, queue: str, seconds: float) -> None:
-        """Record in Redis that a queue is a list, so that other programs know it.
-
-        The record expires like the list.
-        """
+        """Record in Redis that a queue is a list. The record expires like the list."""
         self.connection.shared.add(f"list:{queue}", f"{seconds!r}".encode(), expires=seconds)
 
     def _list_s(self, queue: str) -> float | None:

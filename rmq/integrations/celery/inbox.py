@@ -269,10 +269,7 @@ class Inbox:
                 return
 
     def _wait_for_room(self, source: Source) -> int:
-        """Wait until the channel takes messages.
-
-        Return how many it takes, or 0 when the source ends.
-        """
+        """Wait until the channel takes messages, and return how many, or 0 at the end."""
         with self._changed:
             gathers = self._gathers_acks
             while not self._closing.is_set():

@@ -107,10 +107,7 @@ class ConsoleView:
         return None if role is None else Principal(user.get_username(), role)
 
     def _find(self, connection: HTTPConnection) -> Principal | None:
-        """Return the principal of a request.
-
-        A long answer calls this again, because the user may lose the role.
-        """
+        """Return the principal of a request. It may lose its role during a long answer."""
         scope = connection.scope
         found: Principal | None = scope[_PRINCIPAL]
         session: Any = getattr(scope[_REQUEST], "session", {})

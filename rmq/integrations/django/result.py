@@ -121,10 +121,7 @@ def django_time(moment: datetime | None) -> datetime | None:
 
 
 def _django_priority(priority: int) -> int:
-    """Convert a priority to the range that Django allows.
-
-    A program without Django may send other priorities.
-    """
+    """Convert a priority to Django's range, which other programs may exceed."""
     return max(-PRIORITIES, min(PRIORITIES, priority - PRIORITY_0))
 
 

@@ -360,10 +360,7 @@ def _follow_ups_of(
     follow_ups: Sequence[FollowUpList],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
-    """Group the follow-ups of one call by target topic.
-
-    Also return a function that handles the reply.
-    """
+    """Group the follow-ups of one call by target topic. Also return a reply handler."""
     given: dict[str, tuple[list[int], list[bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
         parts = iter(follow_ups[position])

@@ -153,10 +153,7 @@ class DeliverySteps(ConsumerPart):
         return [], None if cursor is None else value_of(cursor, delivery.id)
 
     def _data(self, value: object) -> tuple[bytes, str]:
-        """Encode a value.
-
-        Return its bytes, and the reason of a failure, which is '' after a success.
-        """
+        """Encode a value. Return its bytes, and the reason of a failure or ''."""
         if value is None:
             return b"", ""
         kind, data, problem = encode_value(self._context.codec, value)

@@ -150,10 +150,7 @@ def _inside(place: object, error: DecodeError) -> DecodeError:
 
 
 def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Convert each member of a list or a map.
-
-    If there is no converter, return the members unchanged.
-    """
+    """Convert each member of a list or a map, if there is a converter."""
     converted = []
     for place, item in body:
         try:

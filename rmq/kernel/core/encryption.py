@@ -174,10 +174,7 @@ class _Environment(KeySource):
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed.
-
-        Return a text that explains which key is invalid, or ''.
-        """
+        """Read the keys if they have changed. Return which key is invalid, or ''."""
         path = variable(FILE_VARIABLE)
         try:
             if path:

@@ -195,10 +195,7 @@ def _read(entry: bytes) -> _Entry:
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
-    """Decode the error, the traceback and the worker of a failure.
-
-    If the bytes cannot be decoded, return them as the error.
-    """
+    """Decode error, traceback and worker. Bytes that cannot be decoded are the error."""
     if not details:
         return "", "", ""
     try:

@@ -217,10 +217,7 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
 
 
 def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
-    """Return for each sample how much each counter has grown since the first sample.
-
-    A counter that was reset has a growth of 0.
-    """
+    """Return for each sample the growth of each counter since the first, 0 after a reset."""
     grown = [(0,) * len(COUNTERS)]
     for before, figures in pairwise(ordered):
         pairs = zip(grown[-1], figures.counters, before.counters, strict=True)

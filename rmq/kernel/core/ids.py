@@ -359,9 +359,6 @@ Id = MessageId | str | bytes  # an id as callers give it
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type for an error message.
-
-    If the value is awaitable, the text also suggests to await it.
-    """
+    """Return the name of a value's type for an error, with advice for an awaitable."""
     hint = " (await it)" if hasattr(value, "__await__") else ""
     return f"{type(value).__name__}{hint}"

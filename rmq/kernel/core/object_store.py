@@ -98,10 +98,7 @@ class Store:
         self._files()
 
     def _files(self) -> tuple[Any, str]:
-        """Return fsspec's file system and the store's root.
-
-        A forked child gets its own file system object.
-        """
+        """Return fsspec's file system for this process, and the store's root."""
         options = {"auto_mkdir": True} if self.url.startswith(("file:", "local:")) else {}
         fsspec = packages.load("fsspec", "offloaded", "rmq.Offloaded")
         try:

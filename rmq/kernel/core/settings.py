@@ -458,10 +458,7 @@ def _to_redis(name: str, value: Any) -> str:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a setting as text for a comparison.
-
-    For `dead_to`, the text is the name of the topic.
-    """
+    """Return a setting as text for a comparison. For `dead_to`, it is the topic's name."""
     return str(value) if name == "dead_to" else _to_redis(name, value)
 
 

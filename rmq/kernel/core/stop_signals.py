@@ -71,10 +71,7 @@ class StopSignals:
         self._received.put(0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal.
-
-        This function takes no lock, because the interrupted code may have the lock.
-        """
+        """Record a signal, without a lock, because the interrupted code may have the lock."""
         if self.asked:
             self.number = number
             self.at_once = True

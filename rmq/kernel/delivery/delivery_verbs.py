@@ -184,10 +184,7 @@ class DeliveryVerbs:
         delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Run a verb.
-
-        Calls of the same verb at the same time are combined into one call of Redis.
-        """
+        """Run a verb. Simultaneous calls of a verb are combined into one call of Redis."""
         if delivery.state or delivery.unconfirmed:
             return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)

@@ -424,10 +424,7 @@ def _numbered(
 
 
 def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: SendReply) -> None:
-    """Record which audit numbers are used.
-
-    A number is unused if this call did not store its follow-up.
-    """
+    """Record which audit numbers belong to follow-ups that this call has stored."""
     producer = target.hooks.producer_sequence
     if producer is not None:
         unused = [number for at, number in enumerate(numbers) if not reply.is_new(at)]
@@ -435,10 +432,7 @@ def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: Sen
 
 
 def _wait_ms(entry: Entry) -> int:
-    """Return the wait before the next attempt to send a follow-up, in ms.
-
-    The wait is the time for which the follow-up has been pending, within fixed limits.
-    """
+    """Return the wait before the next attempt: the follow-up's age, within limits, in ms."""
     return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 
 

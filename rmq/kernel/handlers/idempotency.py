@@ -154,10 +154,7 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Attach a new claim, which Redis does not have yet, to each delivery.
-
-    Return the deliveries.
-    """
+    """Attach a new claim, which Redis does not have yet, to each delivery. Return them."""
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:

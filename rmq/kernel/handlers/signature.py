@@ -131,10 +131,7 @@ class Signature:
         return accepted
 
     def _delivery_index(self, accepted: _Parameters, hints: Mapping[str, Any]) -> int | None:
-        """Return the position of the parameter that gets the delivery, or None.
-
-        It is the parameter annotated as a delivery, or the second of two parameters.
-        """
+        """Return the position of the delivery parameter (annotated, or the second), or None."""
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
             n for n, parameter in enumerate(accepted) if _is_delivery(hints.get(parameter.name))
@@ -161,10 +158,7 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types.
-
-        With `lenient`, skip annotations that cannot be evaluated.
-        """
+        """Return the annotations as types. With `lenient`, skip those that fail."""
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:

@@ -212,10 +212,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the object that joins simultaneous sends with this durability.
-
-    None means the topic's own durability.
-    """
+    """Return the object that joins simultaneous sends with this durability."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -226,10 +223,7 @@ def _shared_sends(context: TopicContext, override: DurabilityOverride | None) ->
 def _send_shared(
     context: TopicContext, override: DurabilityOverride | None, messages: Iterable[Outgoing]
 ) -> Stored:
-    """Send one message.
-
-    Messages that are sent at the same time are combined into one call of Redis.
-    """
+    """Send one message, in one call of Redis with other messages of the same moment."""
     (out,) = messages
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)

@@ -201,10 +201,7 @@ class ResultSignals:
             self._end(subscription, forced=True)
 
     def _end(self, subscription: ResultSubscription, forced: bool = False) -> bool:
-        """Record that a background task stops reading signals.
-
-        If callers wait again, return False and record nothing.
-        """
+        """Record that no task reads signals any more. Return False if callers wait again."""
         with self._lock:
             if self._waiters and not forced:
                 return False

@@ -231,10 +231,7 @@ def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
 
 
 def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
-    """Raise an error for a topic that is being deleted.
-
-    A message that is sent now would also be deleted.
-    """
+    """Raise an error for a topic that is being deleted, together with new messages."""
     if "deleting" in reply.kept:
         raise TopicVanished(
             f"topic {context.name!r} is being deleted; open it again when that is done to start it "

@@ -104,10 +104,7 @@ def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[li
 
 
 def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
-    """Store the settings of a topic for later calls.
-
-    If the settings cannot be used, return an error.
-    """
+    """Store the settings of a topic. Return an error if the settings cannot be used."""
     if reply.state < 0:
         return opening.not_found(context)
     if "deleting" in reply.kept:

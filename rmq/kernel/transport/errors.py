@@ -103,10 +103,7 @@ def _with_subcommand(command: str) -> str:
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for all keys of the slot to which a key belongs.
-
-    If the key belongs to no slot, return the key itself.
-    """
+    """Return a pattern for all keys of a key's slot, or the key if it is in no slot."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -278,10 +275,7 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
 
 
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for a code that RMQ's own scripts return.
-
-    The argument `detail` is the key or the argument that the script named.
-    """
+    """Return the RMQ error for a code of RMQ's own scripts and the named key or argument."""
     if code == "RMQGONE":
         return TopicVanished(
             f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "

@@ -359,10 +359,7 @@ class ExactlyOnce(Middleware):
             self._counts.pop((delivery.id, most), None)
 
     def _count(self, delivery: DeliveryData, most: int) -> int:
-        """Count a database error in the run of a message.
-
-        Return the number of such errors in a row, at most `most`.
-        """
+        """Count a database error of a message. Return the errors in a row, at most `most`."""
         key = (delivery.id, most)
         times = self._counts.pop(key, 0) + 1
         if times < most:

@@ -109,10 +109,7 @@ class Renewal:
         raise NotImplementedError
 
     def _due(self) -> list[Batch]:
-        """Return the rows to renew now, grouped by topic and lifetime.
-
-        If one row of a group is due, the whole group is renewed.
-        """
+        """Return the rows to renew now: whole groups of a topic and lifetime."""
         with self._lock:
             claims = list(self._claims.values())
         groups: dict[tuple[str, int], list[RunningClaim]] = {}

@@ -243,10 +243,7 @@ class Dispatcher:
     def _send_halving(
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
-        """Send stubs.
-
-        If one stub causes an error, find it by halving the list, and send the other stubs.
-        """
+        """Send stubs. Find a stub that causes an error by halving the list."""
         if not pairs:
             return []
         try:

@@ -162,10 +162,7 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where the message of each stub is in Redis, by the number (`seq`) of the stub.
-
-        The value is None if the topic cannot be read.
-        """
+        """Return where the message of each stub (`seq`) is, or None for an unreadable topic."""
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
         for stub in due:

@@ -120,10 +120,7 @@ class Notifier:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects.
-
-    A redirected POST would become a GET without a body, which may look successful.
-    """
+    """Refuses redirects, because a redirected POST would become a GET without a body."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,

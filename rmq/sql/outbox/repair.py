@@ -221,10 +221,7 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change a stub that is unconfirmed or exhausted.
-
-    If the stub has another status, only return this status.
-    """
+    """Change an unconfirmed or exhausted stub. Return the status of any other stub."""
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)

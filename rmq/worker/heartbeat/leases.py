@@ -314,10 +314,7 @@ class LeaseTracker:
 
 
 def _unnamed_file() -> int:
-    """Return the descriptor of an unnamed file for a child process.
-
-    The result is -1 if this system cannot start a child process with such a file.
-    """
+    """Return the descriptor of an unnamed file for a child process, or -1 if impossible."""
     if not process.FORKS:
         return -1
     if hasattr(os, "memfd_create"):

@@ -156,10 +156,7 @@ class TopicFeed:
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive deliveries with the commands from `get`, and give them to the handlers' queues.
-
-        Return the number of deliveries.
-        """
+        """Receive with the commands from `get`, and dispatch. Return the number of deliveries."""
         deliveries = self.transport.run(self.flows.receive_by(limit, get), before_step=self.on_step)
         self._pause_s = PAUSE_S
         if self.error_state.error is not None:
@@ -175,10 +172,7 @@ class TopicFeed:
         return len(deliveries)
 
     def _dispatch(self, deliveries: list[InnerDelivery]) -> None:
-        """Give deliveries to the queues of their handlers.
-
-        Settle deliveries that have no handler.
-        """
+        """Give deliveries to the queues of their handlers, or settle them without a handler."""
         by_handler: dict[Handler | None, list[InnerDelivery]] = {}
         for delivery in deliveries:
             by_handler.setdefault(self.handlers.route(delivery.type), []).append(delivery)
@@ -351,10 +345,7 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit for hand-overs from Redis.
-
-        Release the messages that were handed over because of this credit.
-        """
+        """Withdraw the credit for hand-overs, and release messages handed over because of it."""
         self.transport.run(receive.withdraw_credits(self.state), before_step=self.on_step)
 
 

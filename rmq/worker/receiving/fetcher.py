@@ -296,10 +296,7 @@ class Fetcher:
             self._check(feeds)
 
     def _check(self, feeds: Sequence[TopicFeed]) -> None:
-        """Check when the slots of some feeds next have work.
-
-        After this check, Redis sends wake-ups for these slots.
-        """
+        """Check when slots next have work. Redis then sends wake-ups for these slots."""
         now = self._checked_at = time.monotonic()
         places = [
             (feed, index)

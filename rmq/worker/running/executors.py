@@ -105,10 +105,7 @@ class ThreadExecutor:
                 self._start_threads(missing)
 
     def _start_threads(self, count: int) -> None:
-        """Start the needed threads, as many as the system permits.
-
-        The next `put` tries again to start the missing threads.
-        """
+        """Start the needed threads. The next `put` tries again if the system refuses."""
         try:
             for _ in range(count):
                 name = f"rmq-run-{len(self._threads)}"

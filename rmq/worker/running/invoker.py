@@ -120,10 +120,7 @@ class AsyncInvoker(InvokerBase):
         return None
 
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the value that the handler returned.
-
-        Add the value, and any follow-ups in it, to the delivery.
-        """
+        """Check the handler's return value, and add it and its follow-ups to the delivery."""
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
             self.dispositions.keep_result(delivery, returned)
@@ -205,10 +202,7 @@ class CancellableInvoker(AsyncInvoker):
     async def _raised_by(
         self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Await a call for at most the shortest `max_runtime` of the deliveries.
-
-        Return the error that the call raised.
-        """
+        """Await a call within the shortest `max_runtime`. Return the error that it raised."""
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
         seconds = min((limit for limit in limits if limit is not None), default=None)
         task: Any = None  # None: no request to cancel interrupts the call

@@ -106,10 +106,7 @@ class PlainInvoker(InvokerBase):
         return None
 
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the value that the handler returned.
-
-        Add the value, and any follow-ups in it, to the delivery.
-        """
+        """Check the handler's return value, and add it and its follow-ups to the delivery."""
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
             self.dispositions.keep_result(delivery, returned)

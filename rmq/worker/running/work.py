@@ -342,10 +342,7 @@ def _rendered(disposition: Disposition) -> Disposition:
 def _resume(
     steps: Generator[InnerDelivery, Disposition, None], disposition: Disposition
 ) -> InnerDelivery | None:
-    """Tell an ordered batch how its current delivery is settled.
-
-    Return the next delivery of the batch, or None at its end.
-    """
+    """Tell an ordered batch how its delivery is settled. Return the next, or None."""
     try:
         return steps.send(disposition)
     except StopIteration:

@@ -414,10 +414,7 @@ class Settler:
             self._topic.note_freed()
 
     def _is_retried(self, call: _SettleCall, error: RMQError) -> bool:
-        """Pause before the next try.
-
-        Return False if the worker ends, so that there is no next try.
-        """
+        """Pause before the next try. Return False if the worker ends instead."""
         call.outage = self._error_state.note(error)
         if self.thread.is_abandoned:
             self.unsettled += len(call.left)

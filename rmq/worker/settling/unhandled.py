@@ -46,10 +46,7 @@ class Unhandled:
         return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
 
     def _meet(self, message_type: str | None, now_ms: int) -> int:
-        """Log a message type without a handler when this process first meets it.
-
-        Return the time of this first meeting.
-        """
+        """Log a message type at its first message. Return the time of the first message."""
         if len(self._met_ms) >= TYPES_MAX:
             del self._met_ms[next(iter(self._met_ms))]
         self._met_ms[message_type] = now_ms

@@ -315,10 +315,7 @@ class Replay:
     def _copy_objects(
         self, messages: Sequence[tuple[int, Record]], now_ms: int
     ) -> Flow[dict[int, Reference | None]]:
-        """Copy offloaded bodies, because each message removes its own object.
-
-        Return the new reference for each index, or None if the object is missing.
-        """
+        """Copy offloaded bodies. Return the new references by index, None for a missing object."""
         packed = {place: reference_of(fields.codec, fields.body) for place, fields in messages}
         found = {place: Reference.read(each) for place, each in packed.items() if each is not None}
         if not found:

@@ -179,10 +179,7 @@ def _read(path: Path) -> Definitions:
 
 
 def _changes(client: rmq.Client, definitions: Definitions) -> list[_Change]:
-    """Return the differences between the file and Redis.
-
-    Every mistake in the file is found before anything is changed.
-    """
+    """Return the differences between the file and Redis. Mistakes are found first."""
     known, changes = set(client.admin.topics()), list[_Change]()
     for name, values in definitions.items():
         try:

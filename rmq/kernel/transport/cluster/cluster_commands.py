@@ -239,10 +239,7 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Send calls, and repeat them until each has ended.
-
-        Return the nodes' replies to WAIT or WAITAOF.
-        """
+        """Send calls until each has ended. Return the nodes' replies to WAIT or WAITAOF."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -284,7 +281,7 @@ class ClusterCommands:
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
         """End calls that may fail fast if their node cannot be reached.
 
-        Return whether a call ended.
+        Return whether one ended.
         """
         failed = False
         for call in calls:
@@ -418,10 +415,7 @@ class ClusterCommands:
             call.refuse(refusal)
 
     def _note_reply(self, node: Node, call: RoutedCall, replies: Sequence[Any]) -> bool:
-        """Record the reply to a call.
-
-        Return whether the table of slots must be read again.
-        """
+        """Record the reply to a call. Return whether the slot table must be read again."""
         reply = reply_of(replies)
         asked, call.asked, call.error = call.asked, None, None
         if not isinstance(reply, BaseException):

@@ -129,10 +129,7 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of each connection.
-
-        All options are given, so redis-py uses no default.
-        """
+        """Return the options of each connection: all, so redis-py uses no default."""
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {

@@ -86,10 +86,7 @@ def _find_binary(directory: str) -> str:
 
 
 def _find_python() -> str:
-    """Return the Python interpreter for the supervisor.
-
-    `sys.executable` may be a program that embeds Python.
-    """
+    """Return the Python for the supervisor; `sys.executable` may be another program."""
     if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
         return sys.executable
     name = "python{}.{}".format(*sys.version_info)
@@ -101,10 +98,7 @@ def _find_python() -> str:
 
 
 class _Server:
-    """The state of one directory's server in this process.
-
-    All handles on the directory share this object.
-    """
+    """The state of one directory's server, which all handles of this process share."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -167,10 +161,7 @@ class _Server:
             time.sleep(0.005 if started else 0.02)
 
     def _start(self) -> bool:
-        """Start the server by a supervisor process.
-
-        Return False if another process has locked the directory.
-        """
+        """Start the server by a supervisor. Return False if the directory is locked."""
         supervisor.prepare(self.directory)
         self.path = supervisor.socket_path(self.directory)
         binary = _find_binary(self.directory)

@@ -267,10 +267,7 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """End each wait that takes longer than WAIT_S seconds, with the outcome APART.
-
-        The check is repeated as long as callers wait.
-        """
+        """End waits longer than WAIT_S with the outcome APART, as long as callers wait."""
         if coalescer.loop is not loop:
             return
         now = time.monotonic()

@@ -59,10 +59,7 @@ class _Source(NamedTuple):
 
 @functools.cache
 def _source_of(name: str, text: str) -> _Source:
-    """Return the sources of the lines and names in a composed text.
-
-    The result is empty if the sources have changed since Redis got the text.
-    """
+    """Return the sources of lines and names, or an empty result after a change."""
     marks = _Marks()
     try:
         marked = script_loader.full_text(name, marks.mark)

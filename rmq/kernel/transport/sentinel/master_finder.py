@@ -128,10 +128,7 @@ class FinderState:
         self._ask_at = self._asked_at + pause_s
 
     def _failed(self, errors: dict[HostPort, Exception], down: str) -> Exception | None:
-        """Return the error of a query that found no master.
-
-        Return None if the last known master may still be used.
-        """
+        """Return the error of a query, or None if the last known master may still be used."""
         if down:
             return NoMaster(down)
         if self.master is not None:

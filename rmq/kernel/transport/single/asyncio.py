@@ -115,10 +115,7 @@ class AsyncTransport(AsyncDriver):
     # --- flows -----------------------------------------------------------------------------------
 
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S seconds.
-
-        The cleanup releases messages that the flow has received.
-        """
+        """Release the messages of an interrupted flow, within HAND_BACK_S seconds."""
         try:
             async with asyncio.timeout(HAND_BACK_S):
                 return await self.run(flow, error)

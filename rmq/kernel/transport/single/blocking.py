@@ -152,10 +152,7 @@ class Transport(Driver):
     # --- flows -----------------------------------------------------------------------------------
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
-        """Run the cleanup of an interrupted flow, for at most HAND_BACK_S seconds.
-
-        The cleanup releases messages that the flow had received.
-        """
+        """Release the messages of an interrupted flow, within HAND_BACK_S seconds."""
         brief = self._brief(min(HAND_BACK_S, self.timeout_s))
         try:
             return brief.run(flow, error)

@@ -71,10 +71,7 @@ class AsyncDriver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return an object that reads from a connection.
-
-        Other threads or tasks can end its waits.
-        """
+        """Return an object that reads from a connection, and whose waits others can end."""
         raise NotImplementedError
 
     async def _disconnect(self, connection: Any) -> None:
@@ -181,10 +178,7 @@ class AsyncDriver:
     # --- connections ----------------------------------------------------------------------------
 
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies.
-
-        An error of the server is one of the replies.
-        """
+        """Send commands on one connection. Return their replies, which may be errors."""
         self.commands += count
         return await self._current_pool().exchange(packed, count, late)
 
@@ -220,10 +214,7 @@ class AsyncDriver:
         return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection.
-
-        The connection has the protocol RESP2, so that a wake-up is an ordinary reply.
-        """
+        """Subscribe on a new connection with RESP2, where a wake-up is an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             await connection.connect()

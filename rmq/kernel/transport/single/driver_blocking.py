@@ -65,10 +65,7 @@ class Driver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return an object that reads from a connection.
-
-        Other threads or threads can end its waits.
-        """
+        """Return an object that reads from a connection, and whose waits others can end."""
         raise NotImplementedError
 
     def _disconnect(self, connection: Any) -> None:
@@ -175,10 +172,7 @@ class Driver:
     # --- connections ----------------------------------------------------------------------------
 
     def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies.
-
-        An error of the server is one of the replies.
-        """
+        """Send commands on one connection. Return their replies, which may be errors."""
         self.commands += count
         return self._current_pool().exchange(packed, count, late)
 
@@ -214,10 +208,7 @@ class Driver:
         return self._subscribed_on(wanted, self._current_pool().new(protocol=2))
 
     def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection.
-
-        The connection has the protocol RESP2, so that a wake-up is an ordinary reply.
-        """
+        """Subscribe on a new connection with RESP2, where a wake-up is an ordinary reply."""
         epoch, refused = self.epoch, dict[bytes, Exception]()
         try:
             connection.connect()
