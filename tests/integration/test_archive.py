@@ -17,6 +17,7 @@ from rmq.features.history import archive as archiving
 from rmq.kernel.core import object_store
 from tests.conftest import Clock
 from tests.integration.test_history import settle
+from tests.servers import Server
 
 KEEP = rmq.History(keep="7d", max_bytes="64MiB")
 HOUR_MS = 3_600_000
@@ -222,6 +223,40 @@ def test_an_offloaded_body_is_written_and_a_missing_store_is_an_error(
     assert [row["value"] for row in rows(tmp_path / "one")] == [b'"' + b"x" * 100 + b'"']
     (row,) = rows(tmp_path / "two")
     assert "is in a store" in row["unreadable"]
+
+
+def test_a_file_that_another_run_completed_meanwhile_stays(
+    client: rmq.Client, name: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic(name, history=KEEP)
+    acked(topic, range(5))
+    clock.advance(7200)
+    table = archiving._Window._table
+
+    def slow(*args: Any) -> Any:
+        monkeypatch.setattr(archiving._Window, "_table", table)
+        assert archive(topic, tmp_path, clock).messages == 5
+        return table(*args)
+
+    monkeypatch.setattr(archiving._Window, "_table", slow)
+
+    assert archive(topic, tmp_path, clock)[:2] == (0, 0)
+    assert values(tmp_path) == list(range(5))
+    assert list((tmp_path / "_rmq" / "unfinished").iterdir()) == []
+
+
+def test_a_viewer_may_archive(
+    client: rmq.Client, server: Server, name: str, clock: Clock, tmp_path: Path
+) -> None:
+    acked(client.topic(name, history=KEEP), range(5))
+    clock.advance(7200)
+    with server.raw() as raw:
+        rules = rmq.acl_rules("viewer").words()
+        raw.execute_command("ACL", "SETUSER", "eye", "on", ">pw", *rules)
+        with rmq.Client(server.url.replace("redis://", "redis://eye:pw@")) as eye:
+            assert eye.admin.stats(name)["now_ms"] == clock.now_ms
+            assert archive(eye.topic(name), tmp_path, clock).messages == 5
+        raw.execute_command("ACL", "DELUSER", "eye")
 
 
 def test_unfinished_files_are_removed_after_a_day(

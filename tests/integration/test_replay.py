@@ -17,6 +17,7 @@ from rmq.features.dead_letters.jobs import run as jobs_run
 from rmq.kernel.core import object_store
 from tests.conftest import Clock
 from tests.integration.test_history import settle
+from tests.servers import Server
 
 KEEP = rmq.History(keep="1h", max_bytes="64MiB")
 
@@ -315,3 +316,39 @@ def test_a_process_without_the_store_leaves_the_job_to_another_one(
 
     assert client.admin.job_run(job.id).done == 1
     assert [d.body for d in received(topic, 1)] == ["x" * 5000]
+
+
+def test_collected_and_expiring_messages_are_sent_as_they_were(
+    client: rmq.Client, name: str, clock: Clock
+) -> None:
+    topic = client.topic(name, history=KEEP)
+    for n in range(2):
+        topic.send(n, merge_key="k", merge="collect", time_range=1)
+    topic.send("soon", expires=3600)
+    clock.advance(2)
+    settle(topic, 2)
+    topic.send("waits", merge_key="k", merge="collect", time_range=1)
+
+    assert replay(client, name).done == 2
+
+    clock.advance(2)
+    sent = received(topic, 3)
+    assert sorted(str(d.body) for d in sent) == ["['waits']", "[0, 1]", "soon"]
+
+
+def test_an_operator_may_replay_and_a_viewer_may_count(
+    client: rmq.Client, server: Server, name: str
+) -> None:
+    acked(client, name, range(5))
+    client.topic(f"{name}-other").open()
+    for role in ("operator", "viewer"):
+        rules = rmq.acl_rules(role).words()
+        with server.raw() as raw:
+            raw.execute_command("ACL", "SETUSER", role, "on", ">pw", *rules)
+        url = server.url.replace("redis://", f"redis://{role}:pw@")
+        with rmq.Client(url) as user:
+            assert user.admin.job_matches(name, "replay") == 5
+            if role == "operator":
+                assert replay(user, name, to=f"{name}-other").done == 5
+        with server.raw() as raw:
+            raw.execute_command("ACL", "DELUSER", role)

@@ -81,8 +81,8 @@ FILES = sorted(
 # Messages that are held back behind messages in flight that do not end: 28 lines.
 # The transport of a cluster is written once: 60 lines fewer, and 1 file more. Options of settings
 # in a table: 50 lines fewer. Builders take the keys of a call from the script: 233 lines fewer.
-# The history as Parquet files: 259 lines and 2 files.
-LIMITS = {"lines": 57_052, "files": 515, "private": 77}
+# The history as Parquet files: 262 lines and 2 files.
+LIMITS = {"lines": 57_055, "files": 515, "private": 77}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

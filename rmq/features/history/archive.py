@@ -106,14 +106,21 @@ class _Folder:
             data = json.dumps(manifest._asdict()).encode()
             self.write(self._manifest, lambda stream: stream.write(data))
 
-    def write(self, path: str, fill: Callable[[Any], Any]) -> None:
-        """Write a file under another name, and move it when it is complete."""
+    def write(self, path: str, fill: Callable[[Any], Any], replace: bool = True) -> bool:
+        """Write a file under another name, and move it when it is complete.
+
+        Return False if the file is there meanwhile, and must not be replaced.
+        """
         unfinished = f"{self._unfinished}/{os.urandom(8).hex()}"
         self._files.create_dir(self._unfinished)
         with self._files.open_output_stream(unfinished) as stream:
             fill(stream)
+        if not replace and self.has(path):
+            self._files.delete_file(unfinished)
+            return False
         self._files.create_dir(path.rpartition("/")[0])
         self._files.move(unfinished, path)
+        return True
 
     def remove_unfinished(self) -> None:
         """Remove files that a killed archiver left a day ago."""
@@ -217,8 +224,7 @@ class _Window:
                     count += len(page)
                     writer.write_table(self._table(arrow, schema, page))
 
-        folder.write(path, fill)
-        return count
+        return count if folder.write(path, fill, replace=False) else 0
 
     def _pages(self) -> Iterator[list[AckedMessage]]:
         """Yield the messages of the window, in parts that become row groups."""
