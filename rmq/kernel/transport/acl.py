@@ -121,9 +121,9 @@ COMMANDS: dict[Role, frozenset[str]] = {
         "zremrangebyscore", "zrem", "unlink",
     )),
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
-    # The last three: tokens and sessions of HTTP users.
+    # A server waits for messages for consumers over HTTP, and stores tokens and sessions.
     "server": frozenset((
-        *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "hgetall", "set", "pexpire",
+        *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "ssubscribe", "hgetall", "set", "pexpire",
     )),
     # With a new token, an admin can do over HTTP all that a server can do.
     "admin": frozenset((
