@@ -146,7 +146,7 @@ PLACES = {
     "stage_push": "slot stage",
     "stats": (
         "slot store prepare records dead merge settled0 settled1 rates leases queries trash "
-        "failures pending targets keeping"
+        "failures pending targets keeping ackedparts"
     ),
     "drop_expired": (
         "slot store records dead failures merge audit bodies pending targets results keeping"

@@ -194,7 +194,6 @@ EXCEPTIONS = {
         kernel/transport/lua/error_places.py
         kernel/transport/lua/error_places.py:place kernel/transport/lua/error_places.py:places
         kernel/transport/lua/error_places.py:with_places""",
-    "a client of Pub/Sub": "",
     "a value of a list of Redis, which has no lease": "client/shared_data.py:pop",
     # the ordinary meaning: not a receive
     "a thing is taken, and given back": """

@@ -47,12 +47,8 @@ def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
     """Examine a page of waiting messages. Drop the expired messages, or make them dead letters."""
-    return script_call(
-        "drop_expired",
-        keys,
-        [clock.now_us, context.channel, keys.index, rank, limit],
-        lambda reply: DropExpiredReply(*reply),
-    )
+    args = [clock.now_us, context.channel, keys.index, rank, limit]
+    return script_call("drop_expired", keys, args, lambda reply: DropExpiredReply(*reply))
 
 
 def trash(
@@ -147,12 +143,8 @@ def redrive_hold(
         return HoldReply(now_ms, letters.decode(), [HeldLetter(*row) for row in rows])
 
     pairs = [part for id, slot in zip(ids, slots, strict=True) for part in (member_of(id), slot)]
-    return script_call(
-        "redrive_hold",
-        keys,
-        [clock.now_us, token, topic, "" if died_by_ms is None else died_by_ms, *pairs],
-        parse,
-    )
+    args = [clock.now_us, token, topic, "" if died_by_ms is None else died_by_ms, *pairs]
+    return script_call("redrive_hold", keys, args, parse)
 
 
 def redrive_send(

@@ -39,12 +39,8 @@ def reschedule(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
 ) -> Command[tuple[str, int]]:
     """Give a waiting message another due time. A number below 1e12 in `due` is a delay in ms."""
-    return script_call(
-        "reschedule",
-        keys,
-        [clock.now_us, session.call, context.channel, keys.index, member_of(id), due],
-        lambda reply: (reply[0].decode(), reply[1]),
-    )
+    args = [clock.now_us, session.call, context.channel, keys.index, member_of(id), due]
+    return script_call("reschedule", keys, args, lambda reply: (reply[0].decode(), reply[1]))
 
 
 def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: int) -> Command[str]:

@@ -79,9 +79,5 @@ class ResizeScanReply(NamedTuple):
 
 def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
     """Search a page of a slot for older messages."""
-    return script_call(
-        "resize_scan",
-        keys,
-        [clock.now_us, keys.created, cursor, limit],
-        lambda reply: ResizeScanReply(*reply),
-    )
+    args = [clock.now_us, keys.created, cursor, limit]
+    return script_call("resize_scan", keys, args, lambda reply: ResizeScanReply(*reply))

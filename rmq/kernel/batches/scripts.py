@@ -141,12 +141,8 @@ def member_ends(
     def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:
         return list(zip(reply[::2], reply[1::2], strict=True))
 
-    return script_call(
-        "member_ends",
-        keys,
-        [clock.now_us, limit, *(text for pair in reported for text in pair)],
-        parse,
-    )
+    args = [clock.now_us, limit, *(text for pair in reported for text in pair)]
+    return script_call("member_ends", keys, args, parse)
 
 
 class BatchFields(NamedTuple):

@@ -140,12 +140,8 @@ def lease_release(
     channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
     """Release deliveries whose handlers have not begun. Their messages lose no retry."""
-    return script_call(
-        "lease_release",
-        keys,
-        [clock.now_us, channel, keys.index, number, limit, *members_of(begun)],
-        int,
-    )
+    args = [clock.now_us, channel, keys.index, number, limit, *members_of(begun)]
+    return script_call("lease_release", keys, args, int)
 
 
 _RUN = re.compile("[0-9a-f]{32}")
@@ -534,9 +530,5 @@ def extend(
         deadline_s, letters = reply.decode().split(" ")
         return read(ExtendReply(int(deadline_s), letters))
 
-    return script_call(
-        "extend",
-        keys,
-        [clock.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
-        parse,
-    )
+    args = [clock.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)]
+    return script_call("extend", keys, args, parse)

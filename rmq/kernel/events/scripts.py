@@ -102,12 +102,8 @@ def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Com
 
     If the event was signalled before, return the event, and record nothing.
     """
-    return script_call(
-        "event_register",
-        keys,
-        [clock.now_us, *(text for pair in waiters for text in pair)],
-        _signalled,
-    )
+    args = [clock.now_us, *(text for pair in waiters for text in pair)]
+    return script_call("event_register", keys, args, _signalled)
 
 
 def event_deliver(
@@ -118,12 +114,8 @@ def event_deliver(
     A call stops after about 2 MiB of events and steps. Call the function again for the remaining
     messages.
     """
-    return script_call(
-        "event_deliver",
-        keys,
-        [clock.now_us, channel, keys.index, key, event.at_ms, event.data, *members],
-        lambda reply: Delivered(*reply),
-    )
+    args = [clock.now_us, channel, keys.index, key, event.at_ms, event.data, *members]
+    return script_call("event_deliver", keys, args, lambda reply: Delivered(*reply))
 
 
 def event_checks(keys: SlotKeys, registered: Iterable[Check], limit: int) -> Command[list[Check]]:

@@ -202,9 +202,5 @@ def merge(
         for at, member in enumerate(members_of(ids)):
             options = each[MERGE_PARTS * at] or options
             each[MERGE_PARTS * at] = options + member
-    return script_call(
-        "merge",
-        keys,
-        [clock.now_us, session.call, context.channel, keys.index, keys.created, *each],
-        _send_reply,
-    )
+    args = [clock.now_us, session.call, context.channel, keys.index, keys.created, *each]
+    return script_call("merge", keys, args, _send_reply)

@@ -101,9 +101,5 @@ def step(
     `item` has the state, the name and the data of the step or cursor. If the state is empty, the
     call only reads.
     """
-    return script_call(
-        "step",
-        keys,
-        [clock.now_us, member_of(id), repr(receipt), *item, most, "1" if wants_entry else ""],
-        lambda reply: StepReply(StepCode(reply[0]), reply[1]),
-    )
+    args = [clock.now_us, member_of(id), repr(receipt), *item, most, "1" if wants_entry else ""]
+    return script_call("step", keys, args, lambda reply: StepReply(StepCode(reply[0]), reply[1]))

@@ -318,12 +318,8 @@ def slot(
     context: TopicContext, keys: SlotKeys, created: bytes, values: dict[str, str], revision: int = 0
 ) -> Command[int]:
     """Write the settings of a topic to a slot, unless the slot already has this version."""
-    return script_call(
-        "slot",
-        keys,
-        [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
-        int,
-    )
+    args = [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)]
+    return script_call("slot", keys, args, int)
 
 
 def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
@@ -332,9 +328,5 @@ def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[Slo
     The argument `most` is the largest number of messages that the slot may have. If it is None, the
     messages are only counted.
     """
-    return script_call(
-        "slot_delete",
-        keys,
-        [created, "" if most is None else most],
-        lambda reply: SlotDeleteReply(*reply),
-    )
+    args = [created, "" if most is None else most]
+    return script_call("slot_delete", keys, args, lambda reply: SlotDeleteReply(*reply))
