@@ -19,6 +19,50 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rmq.errors import (
+    AccessDenied,
+    AlreadySettled,
+    BatchClosed,
+    BatchNotFound,
+    Cancelled,
+    ClaimLost,
+    ConfigurationError,
+    DecodeError,
+    DeliveryError,
+    EmbeddedError,
+    EncodeError,
+    FormatMismatch,
+    HistoryLost,
+    InvalidFilter,
+    InvalidKey,
+    InvalidReceipt,
+    InvalidType,
+    InvalidValue,
+    JobNotFound,
+    LeaseLost,
+    LifespanFailed,
+    NotDurable,
+    NotFinished,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    QueryOwned,
+    QueueFull,
+    ResultNotFound,
+    RMQError,
+    ScheduleNotFound,
+    ScriptFailed,
+    SendError,
+    SettingsMismatch,
+    StageLost,
+    StorageError,
+    StoreUnavailable,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicPaused,
+    TopicVanished,
+    Unavailable,
+    WorkRolledBack,
+)
 from rmq.kernel.core.packages import VERSION
 
 if TYPE_CHECKING:
@@ -28,50 +72,6 @@ if TYPE_CHECKING:
     from rmq.client.client_blocking import Client
     from rmq.client.topic import AsyncTopic
     from rmq.client.topic_blocking import Topic
-    from rmq.errors import (
-        AccessDenied,
-        AlreadySettled,
-        BatchClosed,
-        BatchNotFound,
-        Cancelled,
-        ClaimLost,
-        ConfigurationError,
-        DecodeError,
-        DeliveryError,
-        EmbeddedError,
-        EncodeError,
-        FormatMismatch,
-        HistoryLost,
-        InvalidFilter,
-        InvalidKey,
-        InvalidReceipt,
-        InvalidType,
-        InvalidValue,
-        JobNotFound,
-        LeaseLost,
-        LifespanFailed,
-        NotDurable,
-        NotFinished,
-        OutcomeUnknown,
-        PayloadTooLarge,
-        QueryOwned,
-        QueueFull,
-        ResultNotFound,
-        RMQError,
-        ScheduleNotFound,
-        ScriptFailed,
-        SendError,
-        SettingsMismatch,
-        StageLost,
-        StorageError,
-        StoreUnavailable,
-        TopicNotEmpty,
-        TopicNotFound,
-        TopicPaused,
-        TopicVanished,
-        Unavailable,
-        WorkRolledBack,
-    )
     from rmq.features.audit.audit import Audit, AuditResult, Missing
     from rmq.features.batches.batch import AsyncBatch
     from rmq.features.batches.batch_blocking import Batch
@@ -150,17 +150,6 @@ _MODULES = {
     "rmq.client.client_blocking": "Client",
     "rmq.client.topic": "AsyncTopic",
     "rmq.client.topic_blocking": "Topic",
-    "rmq.errors": (
-        "AccessDenied AlreadySettled Cancelled ClaimLost ConfigurationError DecodeError "
-        "DeliveryError EmbeddedError EncodeError FormatMismatch HistoryLost InvalidFilter "
-        "InvalidKey "
-        "BatchClosed BatchNotFound InvalidReceipt InvalidType InvalidValue JobNotFound LeaseLost "
-        "LifespanFailed NotDurable "
-        "NotFinished OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ResultNotFound "
-        "ScheduleNotFound ScriptFailed SendError SettingsMismatch StageLost StorageError "
-        "StoreUnavailable TopicNotEmpty TopicNotFound TopicPaused TopicVanished Unavailable "
-        "WorkRolledBack"
-    ),
     "rmq.features.audit.audit": "Audit AuditResult Missing",
     "rmq.kernel.topic.filter": "DeadLetterFilter",
     "rmq.features.dead_letters.flows": "RedriveResult",

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+import rmq
 from rmq.cli_framework.options import CommonOptions
 
 if TYPE_CHECKING:
-    import rmq
-
     ParamType = click.ParamType[Any]
 else:  # generic from click 8.2 on, and for type checkers only
     ParamType = click.ParamType
@@ -51,8 +50,6 @@ def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionI
 
 
 def _client(options: CommonOptions) -> rmq.Client:
-    import rmq
-
     prefix = options.key_prefix
     return rmq.Client(options.url_asked, prefix=prefix, retry_for=0, timeout=ANSWER_S)
 

@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 
+import rmq
 from rmq.cli_framework import output
 from rmq.cli_framework.output import FORMATS, Format, RecordWriter
 from rmq.cli_framework.tables import Column
 from rmq.cli_framework.text import neutral
 from rmq.kernel.core.environment import variable
 from rmq.kernel.core.validation import nearest
-
-if TYPE_CHECKING:
-    import rmq
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,8 +84,6 @@ class CommonOptions:
     @contextmanager
     def client(self) -> Iterator[rmq.Client]:
         """Open a client for the duration of a command."""
-        import rmq
-
         if self.open_client is not None:
             yield self.open_client
             return

@@ -14,14 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+import rmq
 from rmq.errors import DecodeError
 from rmq.kernel.core.validation import UNSEEN, span as span
-
-if TYPE_CHECKING:
-    import rmq
-
 
 _UNSAFE = re.compile(f"[\x00-\x1f{UNSEEN}]")
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}

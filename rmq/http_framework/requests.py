@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -25,15 +24,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request as StarletteRequest
 
 from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.delivery_limits import TEXT_MAX
 from rmq.kernel.core.ids import MessageId
-
-if TYPE_CHECKING:
-    from starlette.requests import Request as StarletteRequest
-
 
 LIMIT_MOST = 500
 BY = "HTTP API"  # default author of a job
