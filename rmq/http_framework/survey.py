@@ -56,6 +56,7 @@ class Survey:
     """The service that reads the counts of all slots of all topics.
 
     Attributes:
+        prefix: First part of every key.
         topics: Latest counts by topic name. Each reading of all topics replaces the whole dict.
         resizing: Names of topics with an unfinished resize. Their counts may be missing in `topics`
             while some slots have not been created yet.
@@ -67,7 +68,7 @@ class Survey:
 
     def __init__(self, transport: Transport, prefix: str) -> None:
         self._transport = transport
-        self._prefix = prefix
+        self.prefix = prefix
         self._contexts: dict[str, TopicContext] = {}
         self._sessions = ReplaySessions()
         self._problems = TopicProblems()
@@ -95,7 +96,7 @@ class Survey:
         denied: dict[str, errors.AccessDenied] = {}
         for name in names:
             context = contexts[name] = self._contexts.get(name) or TopicContext(
-                self._prefix, name, JSON, self._sessions, {}
+                self.prefix, name, JSON, self._sessions, {}
             )
             with self._problems.apart(name, self.name):
                 try:
@@ -120,16 +121,16 @@ class Survey:
             is_whole: Whether to scan all keys of Redis for topics that are not in the list.
         """
         if is_whole:
-            self._transport.run(overview.drop_wrong_lists(self._prefix))
+            self._transport.run(overview.drop_wrong_lists(self.prefix))
             self._whole_at = time.monotonic() + WHOLE_S
         try:
-            names = self._transport.run(overview.topics(self._prefix))
+            names = self._transport.run(overview.topics(self.prefix))
         except errors.ScriptFailed:  # the key is no list any more
             self._whole_at = 0.0
             raise
-        stored = self._transport.run(overview.stored_topics(self._prefix)) if is_whole else set()
+        stored = self._transport.run(overview.stored_topics(self.prefix)) if is_whole else set()
         missing = (stored | self._contexts.keys()) - set(names)
-        added = self._transport.run(overview.relist(self._prefix, sorted(missing)))
+        added = self._transport.run(overview.relist(self.prefix, sorted(missing)))
         if added:
             log.warning(
                 "%d topics were missing in the list of all topics and were added again; the first "
@@ -193,6 +194,7 @@ class SurveyedService:
     def __init__(self, transport: Transport, survey: Survey) -> None:
         self._transport = transport
         self._survey = survey
+        self._prefix = survey.prefix
         self._problems = TopicProblems()
 
 

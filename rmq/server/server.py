@@ -80,7 +80,7 @@ class Server:
         self.batches = Batches(transport, config.prefix)
         self.doctor = Problems(transport, config.prefix, self.survey)
         self.queries = Queries(transport, self.survey)
-        self.wanted = Wanted(transport, config.prefix, self.survey)
+        self.wanted = Wanted(transport, self.survey)
         services: list[Service] = [
             self.leadership,
             self.survey,
@@ -94,11 +94,11 @@ class Server:
             self.queries,
             WorkerRecords(transport, config.prefix),
             self.wanted,
-            Resizes(transport, config.prefix, self.survey),
+            Resizes(transport, self.survey),
             Offloading(transport, self.survey),
             FollowUps(transport, self.survey),
             self.batches,
-            Events(transport, config.prefix, self.survey),
+            Events(transport, self.survey),
             self.doctor,
         ]
         leads = self.leadership.leads

@@ -136,13 +136,13 @@ class Place:
             survey.run_once()
             assert "other" in survey.topics
             queries, jobs = Queries(transport, survey), Jobs(transport, self.prefix)
-            wanted = Wanted(transport, self.prefix, survey)
+            wanted = Wanted(transport, survey)
             assert Schedules(transport, self.prefix).run_once() >= 1
             assert Rollback(transport, survey).run_once() >= 1
             for service in (Retention(transport, survey), Sampler(transport, survey), queries,
                             Expiry(transport, survey), Audits(transport, survey), wanted,
                             WorkerRecords(transport, self.prefix), Offloading(transport, survey),
-                            Resizes(transport, self.prefix, survey), jobs):  # fmt: skip
+                            Resizes(transport, survey), jobs):  # fmt: skip
                 service.run_once()
             metrics = ServerMetrics(
                 lambda: survey.topics, ServerState(), lambda: queries.held, survey.before,
@@ -193,13 +193,13 @@ def _played(place: Place, rng: random.Random, steps: int) -> Played:
     other = client.topic("other")
     transport = client._transport
     survey = Survey(transport, place.prefix)
-    queries, wanted = Queries(transport, survey), Wanted(transport, place.prefix, survey)
+    queries, wanted = Queries(transport, survey), Wanted(transport, survey)
     services = [
         survey, Rollback(transport, survey), Schedules(transport, place.prefix),
         Retention(transport, survey), Sampler(transport, survey), Expiry(transport, survey),
         Audits(transport, survey), queries, wanted, Jobs(transport, place.prefix),
         WorkerRecords(transport, place.prefix), Offloading(transport, survey),
-        Resizes(transport, place.prefix, survey),
+        Resizes(transport, survey),
     ]  # fmt: skip
     now_s = time.time()
     command_clock.set_clock(round(now_s * 1_000_000))  # a lease ends by this clock alone

@@ -55,7 +55,7 @@ def test_terms_are_those_of_the_workers_and_of_the_samples(
             topic.send_many([rmq.Outgoing(n) for n in range(60)])
             paused = api.admin.workers_wanted("work")
             survey.run_once()
-            wanted = Wanted(client._transport, prefix, survey)
+            wanted = Wanted(client._transport, survey)
             wanted.run_once()
             exposed = ServerMetrics(
                 lambda: survey.topics, ServerState(), wanted=lambda: wanted.by_topic

@@ -24,7 +24,7 @@ class Look:
 
     def __init__(self, client: rmq.Client, prefix: str) -> None:
         self.survey = Survey(client._transport, prefix)
-        self.service = Resizes(client._transport, prefix, self.survey)
+        self.service = Resizes(client._transport, self.survey)
 
     def __call__(self) -> int:
         self.survey.run_once()

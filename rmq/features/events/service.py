@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.http_framework.survey import Survey, SurveyedService
+from rmq.http_framework.survey import SurveyedService
 from rmq.kernel.events.flows import deliver_pending
-from rmq.kernel.transport.single.blocking import Transport
 
 
 class Events(SurveyedService):
@@ -15,10 +14,6 @@ class Events(SurveyedService):
 
     name = "events"
     every_s = 5.0
-
-    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
-        super().__init__(transport, survey)
-        self._prefix = prefix
 
     def run_once(self) -> int:
         """Deliver events that dead processes left.

@@ -41,9 +41,8 @@ class Resizes(SurveyedService):
 
     name = "resizes"
 
-    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
+    def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
-        self._prefix = prefix
         self._sessions = ReplaySessions()
         self._going: dict[str, Passes] = {}  # by topic
         self._seen = -1  # number of the last reading of counts that was handled

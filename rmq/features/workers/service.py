@@ -10,7 +10,7 @@ from collections import Counter
 
 from rmq.features.workers import flows
 from rmq.features.workers.wanted import LATELY_MS, WorkersWanted, wanted
-from rmq.http_framework.survey import Survey, TopicProblems
+from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.core import slo
 from rmq.kernel.transport.single.blocking import Transport
 
@@ -45,7 +45,7 @@ class WorkerRecords:
 WANTED_EVERY_S = 15.0
 
 
-class Wanted:
+class Wanted(SurveyedService):
     """Computes how many worker processes each topic needs, from the counts that the server reads.
 
     Attributes:
@@ -55,13 +55,9 @@ class Wanted:
 
     name = "wanted"
     every_s = WANTED_EVERY_S
-    needs_leadership = True
 
-    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
-        self._transport = transport
-        self._prefix = prefix
-        self._survey = survey
-        self._problems = TopicProblems()
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        super().__init__(transport, survey)
         self.by_topic: dict[str, WorkersWanted] = {}
         self.long_runs: Counter[str] = Counter()
 

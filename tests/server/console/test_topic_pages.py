@@ -89,7 +89,7 @@ def test_a_run_that_may_hang_is_marked_and_counted(
         page = until(lambda: _page_with(console.url + "/console/workers", "may hang"), "the mark")
         survey = Survey(client._transport, prefix)
         survey.run_once()
-        wanted = Wanted(client._transport, prefix, survey)
+        wanted = Wanted(client._transport, survey)
         wanted.run_once()
         go.set()
 
