@@ -258,7 +258,7 @@ def queue_or_history(name: str, given: str) -> QueueName | Literal["all", "histo
 
 
 def loss(name: str, given: str) -> str:
-    """Parse fail or continue, or for failOnDataLoss true or false."""
+    """Parse "fail" or "continue". For failOnDataLoss, parse "true" or "false"."""
     if name == "failOnDataLoss":
         return "fail" if flag(name, given) else "continue"
     return choice("fail", "continue")(name, given)

@@ -640,7 +640,6 @@ def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
 
 
 def _without(lost: Collection[str], topics: Mapping[str, T]) -> dict[str, T]:
-    """Return the entries of the topics that are not lost."""
     return {topic: value for topic, value in topics.items() if topic not in lost}
 
 

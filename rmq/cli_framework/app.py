@@ -329,7 +329,6 @@ def _is_said_in_full(error: rmq.RMQError) -> bool:
 
 
 def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
-    """Print an error and return its exit code."""
     code = _exit_code(error)
     text = _error_text(error)
     # The error of a filter, in which columns matter.

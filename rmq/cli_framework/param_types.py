@@ -102,8 +102,6 @@ def _header(text: str) -> tuple[str, str]:
 
 
 class _MessageIds(_Parsed):
-    """An id of a message."""
-
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:

@@ -139,9 +139,8 @@ class AsyncSharedSubscription:
     async def receive(self, wait: Duration = 0) -> list[Published]:
         """Wait for published data, and return it in the order in which it came.
 
-        The first calls also return an item with the data None for each channel, when the
-        subscription begins. The same happens after each lost connection, because data may have been
-        missed.
+        When the subscription begins, the calls also return one item for each channel, whose data is
+        None. This also happens after each lost connection, because data may have been missed.
 
         Args:
             wait: Longest wait, in seconds or as a timedelta. `wake` and `add` may end it earlier.

@@ -75,8 +75,6 @@ def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> 
 
 
 class _LivingNumbers:
-    """The numbers of the messages that exist in a slot."""
-
     def __init__(self) -> None:
         self.numbers: dict[str, array[int]] = {}
         self.counts = dict.fromkeys("spd", 0)  # messages by the first letter of their queue

@@ -11,7 +11,7 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
     """Operations on the pending follow-ups of a topic."""
 
     async def pending(self, topic: str) -> list[PendingFollowUp]:
-        """Return the follow-ups that acks of a topic stored and that are still pending.
+        """Return the follow-ups that acks of a topic have stored, and that are still pending.
 
         A follow-up is pending until RMQ has stored it in its own topic. The result is sorted by
         age, oldest first.

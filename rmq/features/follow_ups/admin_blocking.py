@@ -12,7 +12,7 @@ class FollowUpAdmin(AdminPart):
     """Operations on the pending follow-ups of a topic."""
 
     def pending(self, topic: str) -> list[PendingFollowUp]:
-        """Return the follow-ups that acks of a topic stored and that are still pending.
+        """Return the follow-ups that acks of a topic have stored, and that are still pending.
 
         A follow-up is pending until RMQ has stored it in its own topic. The result is sorted by
         age, oldest first.

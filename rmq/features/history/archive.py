@@ -1,9 +1,10 @@
 """Write the history of a topic as Parquet files, by day of the ack, each message once.
 
 A file has all messages that were acked in one window of time. A window is archived when it has
-ended, so its content is known. Window and topic give the file its name. A file gets this name only
-when it is complete. So a repeated run, and a second archiver, make the same files. The manifest
-says how far the archive reaches. It is written after the file. docs/history.md describes the rest.
+ended, so its content is known. The name of a file consists of its topic and window, and a file gets
+this name only when it is complete. So a repeated run, and a second archiver, make the same files.
+The manifest says how far the archive reaches. It is written after the file. docs/history.md
+describes the rest.
 """
 
 from __future__ import annotations
@@ -107,9 +108,9 @@ class _Folder:
             self.write(self._manifest, lambda stream: stream.write(data))
 
     def write(self, path: str, fill: Callable[[Any], Any], replace: bool = True) -> bool:
-        """Write a file under another name, and move it when it is complete.
+        """Write a file under a temporary name, and rename it when it is complete.
 
-        Return False if the file is there meanwhile, and must not be replaced.
+        Return False if the file exists now, and must not be replaced.
         """
         unfinished = f"{self._unfinished}/{os.urandom(8).hex()}"
         self._files.create_dir(self._unfinished)

@@ -29,8 +29,8 @@ from rmq.features.history import archive as archiving
 def archive(topic: str, folder: str, every: float, skip_lost: bool) -> None:
     """Write the history of TOPIC as Parquet files, in folders by day of the ack.
 
-    Each message is written once, even if a run is killed and repeated. The command writes the time
-    that has ended since its last run, and exits: run it from cron. A file has the messages of one
+    Each message is written once, even if a run is killed and repeated. The command writes the hours
+    that have ended since its last run, and exits: run it from cron. A file has the messages of one
     hour (--every), and is written a minute after the end of this hour. Always give the same --every
     for a folder.
 

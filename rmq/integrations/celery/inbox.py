@@ -354,7 +354,6 @@ class Inbox:
                     log.warning("leases: %s", error)
 
     def _extend(self, consumer: rmq.Consumer) -> None:
-        """Renew the leases of all deliveries of a consumer."""
         with self._renewing[consumer]:
             with self._changed:
                 held = [each.delivery for each in self._held.values() if each.consumer is consumer]

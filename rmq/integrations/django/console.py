@@ -251,8 +251,6 @@ class _Parts:
 
 
 class _AsyncParts:
-    """A long answer under ASGI."""
-
     def __init__(self, answer: _Answer, first: Any) -> None:
         self._answer, self._first = answer, first
         self.close = answer.close

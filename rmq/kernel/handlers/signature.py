@@ -116,7 +116,6 @@ class Signature:
         return parameters
 
     def _accepted(self, own: _Parameters, hints: Mapping[str, Any]) -> _Parameters:
-        """Return the parameters that get the body or the delivery."""
         for parameter in own:
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is _EMPTY:
                 raise self._refused(f"there is no value for its keyword {parameter.name!r}")

@@ -53,8 +53,6 @@ _SESSIONS = ReplaySessions()
 
 
 class _NewStub(NamedTuple):
-    """A stub that is not written yet."""
-
     id: MessageId
     values: dict[str, Any]  # of its columns
     insert: sa.Insert

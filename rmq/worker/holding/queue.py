@@ -241,7 +241,6 @@ class HandlerQueue:
             self._starter.begin_last()
 
     def _start(self, works: list[Work]) -> None:
-        """Give work items to the executor."""
         if self.handler.ordered:
             self._ordered_begun += len(works)
         if works:

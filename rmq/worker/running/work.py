@@ -309,7 +309,7 @@ class HandlerWork:
             self._report(delivery, disposition)
 
     def report_overruns(self) -> None:
-        """Report as failed each delivery whose handler exceeded its max_runtime."""
+        """Report each delivery whose handler exceeded its max_runtime as a failure."""
         claims = self.invoker.claims
         if claims is not None:
             claims.keep_lost()

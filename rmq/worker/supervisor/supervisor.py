@@ -166,7 +166,6 @@ class Supervisor:
                     process.start_at = now + PAUSE_MOST_S
 
     def _handle_message(self, process: WorkerProcess, facts: dict[str, Any]) -> None:
-        """Store what a process reported."""
         if "ready" in facts:
             process.is_ready = True
             if not self._first_is_ready:

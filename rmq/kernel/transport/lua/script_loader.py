@@ -137,7 +137,6 @@ def directory() -> Traversable:
 
 @functools.cache
 def _body(name: str) -> str:
-    """Return the text of a file without its header."""
     return _HEADER.sub("", source(name))
 
 

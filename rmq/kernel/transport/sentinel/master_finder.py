@@ -195,7 +195,6 @@ class AsyncMasterFinder(FinderState):
                 sentinel = questions.send(await self._ask(sentinel))
 
     async def _ask(self, sentinel: HostPort) -> Any:
-        """Return the reply of a sentinel, or an error."""
         is_kept = self._connection is not None and self._connected_to == sentinel
         if not is_kept:
             await self.close()

@@ -59,7 +59,6 @@ class MasterFinder(FinderState):
                 sentinel = questions.send(self._ask(sentinel))
 
     def _ask(self, sentinel: HostPort) -> Any:
-        """Return the reply of a sentinel, or an error."""
         is_kept = self._connection is not None and self._connected_to == sentinel
         if not is_kept:
             self.close()
