@@ -59,12 +59,10 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
-        """Keep the claims of deliveries whose handlers still run.
+        """Keep the claims of these deliveries, or of all deliveries with None.
 
-        With None, keep the claims of all deliveries whose handlers still run.
-
-        Call this method before the deliveries are released, because a release removes all other
-        claims.
+        Only claims whose handlers still run are kept. Call this method before the deliveries are
+        released, because a release removes all other claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
