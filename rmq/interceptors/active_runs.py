@@ -59,7 +59,7 @@ class Runs(Generic[T]):
     def begin(self, delivery: DeliveryData, state: T) -> Run | None:
         """Record that a handler starts.
 
-        Return the run for its first delivery, and None for the others.
+        Return the run for the first delivery of a batch, and None for the other deliveries.
         """
         run, where, fresh = self._now.get(), _where(), None
         if run is None or not run.open or run.where != where:
