@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rmq.features.dead_letters.jobs import run as jobs_run
 from rmq.kernel.core import object_store
 from tests.conftest import Clock
 from tests.integration.test_history import settle
+from tests.patience import wait_for
 from tests.servers import Server
 
 KEEP = rmq.History(keep="1h", max_bytes="64MiB")
@@ -190,7 +190,9 @@ def test_a_message_that_was_acked_twice_under_one_id_is_sent_twice(
     assert sorted(d.body for d in received(topic, 2)) == [0, 1]
 
 
-def test_a_job_waits_while_the_topic_is_full_or_paused(client: rmq.Client, name: str) -> None:
+def test_a_job_waits_while_the_topic_is_full_or_paused(
+    client: rmq.Client, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     acked(client, name, range(30))
     other = client.topic(f"{name}-other", max_length=10)
     other.open()
@@ -200,7 +202,7 @@ def test_a_job_waits_while_the_topic_is_full_or_paused(client: rmq.Client, name:
     with rmq.Client(client.url) as second:
         runner = threading.Thread(target=second.admin.job_run, args=(job.id,))
         runner.start()
-        time.sleep(0.3)
+        wait_for(lambda: f"waits: topic '{other.name}': paused" in caplog.text)
         assert client.admin.job(job.id).state == "running"
         assert client.admin.stats(other.name)["accepted"] == 0
         client.admin.topic_resume(other.name, verb="send")
@@ -218,8 +220,7 @@ def test_a_stop_during_the_wait_leaves_the_refused_messages(client: rmq.Client, 
     with rmq.Client(client.url) as second:
         runner = threading.Thread(target=second.admin.job_run, args=(job.id,))
         runner.start()
-        while client.admin.stats(f"{name}-other")["accepted"] < 10:
-            time.sleep(0.01)
+        wait_for(lambda: client.admin.stats(f"{name}-other")["accepted"] == 10)
         client.admin.job_stop(job.id)
         runner.join(10)
     ended = client.admin.job(job.id)
