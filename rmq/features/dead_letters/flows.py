@@ -144,7 +144,7 @@ def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> b
 def _matching(
     context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
-    """Return the ids of matching dead letters by slot, except letters that die now."""
+    """Return the ids of matching dead letters by slot, without letters that die meanwhile."""
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}

@@ -107,12 +107,12 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return an offer of one credit for each slot, which a script stores.
+        """Return an offer: one credit for each slot, for a script to store.
 
         Return None if no hand-overs to this consumer are possible. A credit permits hand-overs.
 
-        After this method, the credits count as stored in Redis, even if the script that stores them
-        fails. If Redis may already have credits of this consumer, the offer renews them.
+        From now on, the credits count as stored in Redis, even if the script fails. If Redis may
+        already have credits of this consumer, the offer renews them.
 
         Args:
             state: State of the consumer.
