@@ -35,7 +35,13 @@ from pyspark.sql.types import StructType
 import rmq
 from spark_connector import RmqDataSource, options
 from spark_connector.connection import client_of_task
-from spark_connector.history import HistoryPart, HistoryStreamReader, is_behind, read_offset
+from spark_connector.history import (
+    HistoryPart,
+    HistoryStreamReader,
+    Position,
+    is_behind,
+    read_offset,
+)
 from tests.spark.conftest import environment, session
 from tests.spark.storm import KINDS, MOST, PATIENCE_S, Storm, batches
 
@@ -106,15 +112,10 @@ def drive(url: str, home: Path, broken: str) -> None:
             "maxMessagesPerTrigger": str(MOST),
         }  # fmt: skip
         rows = spark.readStream.format(NAME).options(**asked, **start).load()
-        writer = rows.writeStream.foreachBatch(partial(keep, name)).queryName(name)
+        writer = rows.writeStream.foreachBatch(partial(keep, name))
         queries.append(writer.option("checkpointLocation", str(home / "checkpoints" / name)))
     running = [query.start() for query in queries]
     while all(query.isActive for query in running):
-        for query in running:
-            if query.lastProgress and query.lastProgress.sources[0].endOffset:
-                path = home / "reached" / str(query.name)
-                path.with_suffix(".new").write_text(query.lastProgress.sources[0].endOffset)
-                path.with_suffix(".new").rename(path)
         time.sleep(0.2)
     print("\n".join(str(query.exception()) for query in running if not query.isActive), flush=True)
     os._exit(1)  # at once: a broken query would only be stopped slowly
@@ -154,8 +155,6 @@ class HistoryStorm(Storm):
 
     def __init__(self, home: Path, kills: int, seed: int, broken: str) -> None:
         super().__init__(home, kills, seed, "", 600.0, broken)
-        (home / "reached").mkdir()
-        self._acked = 0
 
     def run(self, tell: Callable[[str], object] = print) -> HistoryOutcome:
         """Let everything happen; wait until both queries have reached the end; compare."""
@@ -206,11 +205,18 @@ class HistoryStorm(Storm):
             time.sleep(0.1)
 
     def _is_reached(self, topic: rmq.Topic) -> bool:
-        newest, paths = topic.history.position(), [self._home / "reached" / n for n in QUERIES]
-        return all(path.exists() for path in paths) and not any(
-            is_behind(read_offset(json.loads(path.read_text())).topics[TOPIC], newest)
-            for path in paths
-        )
+        newest = topic.history.position()
+        ends = [committed(self._home / "checkpoints" / name) for name in QUERIES]
+        return all(end is not None and not is_behind(end, newest) for end in ends)
+
+
+def committed(checkpoint: Path) -> Position | None:
+    """Return the position at the end of the last batch that is in Spark's commit log."""
+    numbers = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")]
+    if not numbers:
+        return None
+    lines = (checkpoint / "offsets" / str(max(numbers))).read_text().splitlines()
+    return read_offset(json.loads(lines[-1])).topics[TOPIC]
 
 
 def compare(home: Path, sent: int, kept: int, kills: Counter[str]) -> HistoryOutcome:
