@@ -74,7 +74,7 @@ class WithConnection:
 
 
 class InTransaction(WithConnection):
-    """An action that calls a function with a connection in a transaction, and commits it."""
+    """An action that calls a function in a transaction, and commits the transaction."""
 
     _open = "begin"
 
