@@ -25,15 +25,8 @@ LIMIT = 500  # maximum number of messages per call
 CALLS_MOST = 50  # maximum number of calls per run, over all topics; the next run continues
 # Counters that change when a slot gets messages that could be received.
 ARRIVALS = (
-    "accepted",
-    "merged",
-    "returned",
-    "rolled_back",
-    "redriven",
-    "retries",
-    "priority",
-    "due",
-)
+    "accepted", "merged", "returned", "rolled_back", "redriven", "retries", "priority", "due",
+)  # fmt: skip
 
 
 def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpiredReply]:
