@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport.lua import error_places, script_loader
+from rmq.kernel.transport.lua import error_places, inlining, script_loader
 
 _LOAD = script_loader.load  # no test has replaced it yet
 _LUA = Path(__file__).parents[1] / "lua"
@@ -84,3 +84,14 @@ def _functions(*change: str) -> list[Any]:
             functools.cache(getattr(module, name).__wrapped__) for module, name in _CACHED
         ]
     return _changed[change]
+
+
+def called(text: str) -> str:
+    """Convert the inline functions of a script to normal functions."""
+    return inlining._MARK.sub("", text)
+
+
+def inline_names(text: str) -> list[str]:
+    """Return the names of the inline functions that a text defines."""
+    found = (inlining._INLINE.match(text, mark.start()) for mark in inlining._MARK.finditer(text))
+    return [definition.group(2) for definition in found if definition]

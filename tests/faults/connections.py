@@ -61,9 +61,24 @@ def idle(driver: Driver) -> list[Any]:
     """Return the idle connections of a client."""
     transport = driver.client._transport
     if driver.loop is None:
-        return list(transport._idle)
+        return idle_of(transport)
 
     async def look() -> list[Any]:
-        return list(transport._idle)
+        return idle_of(transport)
 
     return driver.loop.run_until_complete(look())
+
+
+def idle_of(transport: Any) -> list[Any]:
+    """Return the idle connections of a transport, to one server or to the nodes of a cluster."""
+    if hasattr(transport, "_current_pools"):
+        pools = list(transport._current_pools()._pools.values())
+    else:
+        pools = [transport._current_pool()]
+    return [pooled for pool in pools for pooled in list(pool._idle)]
+
+
+def free_of(pool: Any) -> int:
+    """Return how many connections of a pool are free: idle, or not made yet."""
+    free: int = pool._size - len(pool._permits) + len(pool._idle)
+    return free

@@ -26,6 +26,7 @@ import rmq
 from rmq.kernel.core.callers import Permit
 from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.flow import coalescing
+from tests.faults.connections import free_of
 from tests.faults.senders import Books
 from tests.faults.storm import END_S, Played, insist
 from tests.forkserver import Forked
@@ -63,7 +64,7 @@ def not_free(client: rmq.Client, topic: Any, consumer: Any, connections: int) ->
     counts = {
         "permits": sum(len(shared.permits) for shared in (sends, verbs._ack_items)),
         "waiting": len(sends.waiting) + len(verbs._ack_items.waiting),
-        "connections": connections - len(client._transport._current_pool()._free),
+        "connections": connections - free_of(client._transport._current_pool()),
         "receiving": len(state.receiving),
         "handing back": len(state.handing_back),
         "repeating": len(consumer._flows._missing_replies.repeating),

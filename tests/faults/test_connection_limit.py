@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.faults.connections import drive
+from tests.faults.connections import drive, free_of, idle_of
 from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
 from tests.servers import Server
@@ -63,7 +63,7 @@ def test_more_threads_than_connections_wait_for_each_other(ours: Server, name: s
             assert not one.is_alive()
 
         assert errors == []
-        assert len(client._transport._idle) <= 3
+        assert len(idle_of(client._transport)) <= 3
         assert client.admin.stats(name)["accepted"] == 800
 
 
@@ -135,7 +135,7 @@ def test_cancelled_calls_lose_no_connection(ours: Server, name: str) -> None:
                 taken = [await here.take() for _ in range(2)]
             for one in taken:
                 await here.read(one, 0)
-            return len(here._free)
+            return free_of(here)
 
     assert asyncio.run(storm()) == 2
 

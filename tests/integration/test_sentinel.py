@@ -134,12 +134,12 @@ def test_a_connection_in_use_while_the_master_moved_is_not_used_again(
         topic = api.topic(name)
         topic.send(1)
         pool = api._transport._pool if kind == "sync" else api.target._transport._pool
-        (kept,) = pool.idle
+        (kept,) = pool._idle
         pool._finder.master = ("127.0.0.1", 1)  # as if it had moved, and the pool not been told
 
         pool._finder._asked_at = 0.0
         assert topic.send(2).status == "stored"
-        assert kept.connection not in [one.connection for one in pool.idle]
+        assert kept.connection not in [one.connection for one in pool._idle]
 
 
 def test_a_forked_child_asks_with_a_connection_of_its_own(url: str, name: str) -> None:

@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport.lua import inlining, script_loader
+from rmq.kernel.transport.lua import script_loader
 from tests.lua.both_ways import compare
 from tests.lua.box import case
 from tests.lua.calls import CALLS, REACHING, Call
 from tests.lua.single import COMMANDS
-from tests.sources import full_text
+from tests.sources import called, full_text, inline_names
 
 
 def plain(verb: str) -> str:
     """The text of a script that calls its inline functions."""
-    return script_loader.bound(
-        verb, script_loader.pruned(inlining.called(script_loader.composed(verb)))
-    )
+    return script_loader.bound(verb, script_loader.pruned(called(script_loader.composed(verb))))
 
 
 @pytest.mark.parametrize("verb", script_loader.names())
@@ -45,5 +43,5 @@ def test_every_inline_function_is_in_place_in_every_script():
             composed = script_loader.composed(verb)
             loaded = full_text(verb)
 
-            for name in inlining.names(composed):
+            for name in inline_names(composed):
                 assert f"function {name}(" not in loaded

@@ -12,6 +12,7 @@ import rmq
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue, TopicNotFound
 from rmq.kernel.topic import clock as command_clock
 from rmq.testing import Broker, servers
+from tests.faults.connections import idle_of
 from tests.testing.conftest import BACKENDS
 
 
@@ -93,7 +94,7 @@ def test_error_of_a_script_is_reported_and_the_connection_goes_on(broker: Broker
     one.open()
     many.open()
     broker._open().flush()
-    idle = list(broker.client._transport._idle)
+    idle = idle_of(broker.client._transport)
     with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
         one.send(1)
     with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
@@ -101,7 +102,7 @@ def test_error_of_a_script_is_reported_and_the_connection_goes_on(broker: Broker
     with pytest.raises(rmq.TopicVanished, match="many_"):
         many.send_many([rmq.Outgoing(n) for n in range(100)])
     assert broker.client.admin.topics() == []
-    assert broker.client._transport._idle == idle  # all replies came: none of them was given up
+    assert idle_of(broker.client._transport) == idle  # all replies came: none of them was given up
 
 
 async def test_async_client_inside_a_loop(broker: Broker) -> None:

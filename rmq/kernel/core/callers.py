@@ -189,11 +189,6 @@ class Coalescer:
         self._crowd = 1  # larger number of callers of the last two calls
         self.is_watched = False  # whether a timer ends waits that are too long
 
-    @property
-    def _free(self) -> range:
-        """The permits that are free now. Only tests use this property."""
-        return range(FEW - len(self.permits))
-
     def begin(self) -> Permit | None:
         """Return a permit to make a call now, or None if the caller must wait.
 

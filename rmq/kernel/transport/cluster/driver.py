@@ -18,7 +18,6 @@ from rmq.kernel.transport.connections.operations import (
     RefreshTable,
     Subscribe,
 )
-from rmq.kernel.transport.connections.pool import PooledConnection
 from rmq.kernel.transport.flow.steps import (
     AcceptsTransactions,
     AwaitSignal,
@@ -62,10 +61,6 @@ class AsyncClusterDriver(AsyncTransport):
         Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pools().epoch
-
-    @property
-    def _idle(self) -> list[PooledConnection]:
-        return self._current_pools().idle
 
     async def raw_command(self, name: str, *words: Any) -> Any:
         """Execute a plain command, as `Transport.raw_command` describes."""

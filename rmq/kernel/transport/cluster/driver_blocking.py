@@ -17,7 +17,6 @@ from rmq.kernel.transport.connections.operations import (
     RefreshTable,
     Subscribe,
 )
-from rmq.kernel.transport.connections.pool import PooledConnection
 from rmq.kernel.transport.flow.steps import (
     AcceptsTransactions,
     AwaitSignal,
@@ -59,10 +58,6 @@ class ClusterDriver(Transport):
         Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pools().epoch
-
-    @property
-    def _idle(self) -> list[PooledConnection]:
-        return self._current_pools().idle
 
     def raw_command(self, name: str, *words: Any) -> Any:
         """Execute a plain command, as `Transport.raw_command` describes."""

@@ -69,11 +69,6 @@ class _NodePoolsState(Generic[P]):
         """Whether this process may use the pools. A forked process may not."""
         return self._generation == process.generation
 
-    @property
-    def idle(self) -> list[PooledConnection]:
-        """The idle connections of all pools."""
-        return [pooled for pool in list(self._pools.values()) for pooled in pool.idle]
-
     def _pool_of(self, part: NodeExchange) -> P:
         key = (host, port), is_brief = part.node, part.is_brief
         pool = self._pools.get(key)

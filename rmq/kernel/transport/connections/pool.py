@@ -96,16 +96,6 @@ class _PoolState:
         self._idle: deque[PooledConnection] = deque()
         self.epoch = 0
 
-    @property
-    def idle(self) -> list[PooledConnection]:
-        """The idle connections of the pool."""
-        return list(self._idle)
-
-    @property
-    def _free(self) -> range:
-        """The permits that are free now. Only tests use this property."""
-        return range(self._size - len(self._permits) + len(self._idle))
-
     def _reserve(self) -> PooledConnection | None:
         """Return an idle connection or a place for a new connection, or None if all are in use."""
         try:

@@ -156,17 +156,6 @@ def is_used(name: str, text: str, start: int, end: int) -> bool:
     return False
 
 
-def called(text: str) -> str:
-    """Convert the inline functions of a script to normal functions. Tests compare both forms."""
-    return _MARK.sub("", text)
-
-
-def names(text: str) -> list[str]:
-    """Return the names of the inline functions that a text defines."""
-    found = (_INLINE.match(text, mark.start()) for mark in _MARK.finditer(text))
-    return [definition.group(2) for definition in found if definition]
-
-
 def _read(name: str, parameters: str, body: str) -> _Function:
     last = re.search(r"^  return\b ?(.*)\n\Z", body, re.MULTILINE | re.DOTALL)
     lines = body[: last.start()] if last else body

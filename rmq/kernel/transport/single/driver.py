@@ -21,7 +21,7 @@ from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.failures import as_not_connected
 from rmq.kernel.transport.connections.operations import Operation, Operations, Subscribe
-from rmq.kernel.transport.connections.pool import AsyncPool, PooledConnection, words_of
+from rmq.kernel.transport.connections.pool import AsyncPool, words_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.flow.steps import (
     AcceptsTransactions,
@@ -204,11 +204,6 @@ class AsyncDriver:
         Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pool().epoch
-
-    @property
-    def _idle(self) -> list[PooledConnection]:
-        """The idle connections of the pool. Only tests use this property."""
-        return self._current_pool().idle
 
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))

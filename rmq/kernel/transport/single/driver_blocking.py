@@ -17,7 +17,7 @@ from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.failures import as_not_connected
 from rmq.kernel.transport.connections.operations import Operation, Operations, Subscribe
-from rmq.kernel.transport.connections.pool import Pool, PooledConnection, words_of
+from rmq.kernel.transport.connections.pool import Pool, words_of
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.flow.steps import (
     AcceptsTransactions,
@@ -198,11 +198,6 @@ class Driver:
         Subscriptions that began at a smaller number are replaced.
         """
         return self._current_pool().epoch
-
-    @property
-    def _idle(self) -> list[PooledConnection]:
-        """The idle connections of the pool. Only tests use this property."""
-        return self._current_pool().idle
 
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         return self._subscribed_on(wanted, self._current_pool().new(protocol=2))

@@ -12,7 +12,7 @@ import pytest
 from rmq.kernel.transport.lua import error_places, inlining, script_loader
 from tests.lua.box import case
 from tests.lua.lua_names import tokens
-from tests.sources import full_text, with_line
+from tests.sources import full_text, inline_names, with_line
 
 SCRIPT = script_loader.load("extend")
 PLACES = error_places._source_of("extend", SCRIPT.text).places
@@ -117,7 +117,7 @@ def is_put_in_place(line: str, source: str, values: dict[str, str], calls: set[s
 def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
     constants_of = {part: constants(part) for part in parts()}
     sources = {part: script_loader.source(part).splitlines() for part in parts()}
-    calls = {call for part in parts() for call in inlining.names(script_loader.source(part))}
+    calls = {call for part in parts() for call in inline_names(script_loader.source(part))}
     seen = set[tuple[str, str]]()
     exact = put_in_place = 0
     for name in script_loader.names():

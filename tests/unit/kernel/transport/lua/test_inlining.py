@@ -9,6 +9,7 @@ from lupa import lua51
 
 from rmq.kernel.transport.lua import inlining
 from tests.lua.lua_names import read_chunk
+from tests.sources import called
 
 PAIR = """
 --- @inline
@@ -337,7 +338,7 @@ def test_inlined_text_does_what_the_calls_do(text):
     placed = inlining.inlined(text)
 
     assert "@inline" not in placed
-    assert run(placed) == run(inlining.called(text))
+    assert run(placed) == run(called(text))
 
 
 def test_an_early_return_has_the_bytecode_of_nested_ifs():
