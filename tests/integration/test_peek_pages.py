@@ -327,3 +327,19 @@ def test_a_filter_searches_ids_groups_types_and_bodies_of_any_size(api: Any, nam
     assert page.cursor is None
     with pytest.raises(rmq.InvalidFilter, match="expected a field"):
         api.admin.peek_page(name, filter="colour=red")
+
+
+def test_a_filter_by_age_reads_the_time_of_the_server(api: Any, name: str, clock: Clock) -> None:
+    topic = api.topic(name)
+    topic.send("old")
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+        clock.advance(7200)
+        topic.send("new")
+        consumer.receive()[0].reject("why")
+
+    def found(filter: str) -> list[str]:
+        return [each.body for each in api.admin.peek_page(name, "dead", filter=filter).messages]
+
+    assert found("age>1h") == ["old"]
+    assert found("age<1h") == ["new"]

@@ -136,7 +136,7 @@ def page(
     """Return a page of a queue's messages, starting after a cursor."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
-    walk = yield from _begin(context, queue, slot, cursor)
+    walk = yield from _begin(context, queue, slot, cursor, wanted is not None)
     marks = {"type": of_type, "group": of_group}
     marks = {name: text for name, text in marks.items() if text is not None}
 
@@ -164,7 +164,11 @@ def _messages(
 
 
 def _begin(
-    context: TopicContext, queue_word: str, slot: int | None, cursor: str | None
+    context: TopicContext,
+    queue_word: str,
+    slot: int | None,
+    cursor: str | None,
+    has_filter: bool = False,
 ) -> Flow[SlotWalk]:
     queue = parse_queue(queue_word)
     yield from opening.ensure_open(context, create=False)
@@ -175,7 +179,7 @@ def _begin(
     if cursor is not None:
         return SlotWalk(context, queue, asked, read_cursor(queue, cursor, count))
     now_ms = 0
-    if queue == "store":
+    if queue == "store" or has_filter:  # a filter may ask for the age of messages
         now_ms = clock.now_ms() if clock.now_us else (yield from server_ms("peek"))
     return SlotWalk(context, queue, asked, Position(now_ms, 0, {}))
 
