@@ -22,7 +22,6 @@ OUTCOMES = {
 RUNNING = "running"
 HANDED_OVER = b"h"  # the result of a delivery that is settled before it is handled
 TOO_LARGE, NOT_ENCODABLE = "too_large", "not_encodable"  # kinds of values that are not stored
-PROGRESS_BYTES = 4096  # largest details of a progress
 _HEAD = 7  # bytes before the details: the letter and the time
 
 Kind = int | str | None  # number of a value's codec; TOO_LARGE or NOT_ENCODABLE; None: no value
