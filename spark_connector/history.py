@@ -359,20 +359,16 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start = self._logged.start(self.initialOffset)
         limit = limit or self.getDefaultReadLimit()
         known = read_offset(start)
-        until = time.monotonic() + self._options.poll_s
-        while True:
-            newest = self._newest = self._offset("latest")
-            after = {topic: self._after(known, newest, topic) for topic in newest.topics}
-            self._check_topics(known)
-            upto = newest.topics
-            if self._last is not None:
-                upto = {topic: earlier(upto[topic], self._last[topic]) for topic in upto}
-            if any(is_behind(after[topic], upto[topic]) for topic in upto):
-                break
-            wait_s = until - time.monotonic()
-            if wait_s <= 0 or self._last is not None or isinstance(limit, ReadAllAvailable):
-                return start
-            time.sleep(wait_s)
+        self._check_topics(known)
+        newest = self._newest = self._offset("latest")
+        after = {topic: self._after(known, newest, topic) for topic in newest.topics}
+        upto = newest.topics
+        if self._last is not None:
+            upto = {topic: earlier(upto[topic], self._last[topic]) for topic in upto}
+        if not any(is_behind(after[topic], upto[topic]) for topic in upto):
+            if self._last is None and not isinstance(limit, ReadAllAvailable):
+                time.sleep(self._options.poll_s)  # Spark calls again without a pause
+            return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         spans = [Span(topic, newest.created[topic], after[topic], upto[topic]) for topic in upto]
         ends, parts = self._counted(spans, most)
