@@ -98,9 +98,10 @@ def drive(url: str, home: Path, broken: str) -> None:
 
     def keep(name: str, rows: DataFrame, batch: int) -> None:
         values = sorted(int(bytes(row.value)) for row in rows.select("value").collect())
+        spark.conf.get("spark.app.id")  # raises if the JVM died, so that rows may be missing
         path = home / "batches" / f"{name}-{batch}"
-        if path.exists() and json.loads(path.read_text()) != values:
-            (home / "differs").touch()
+        if path.exists() and (before := json.loads(path.read_text())) != values:
+            (home / "differs").write_text(json.dumps({path.name: [before, values]}))
         path.with_suffix(".new").write_text(json.dumps(values))
         path.with_suffix(".new").rename(path)
 

@@ -102,6 +102,7 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: 
 
     def keep(rows: DataFrame, batch: int) -> None:
         values = sorted(row.value for row in rows.collect())
+        spark.conf.get("spark.app.id")  # raises if the JVM died, so that rows may be missing
         path = home / "batches" / str(batch)
         if path.exists():
             # A replayed batch is the same batch, but for what a lapse has taken from it.
