@@ -178,7 +178,7 @@ def checked(
     """Parse options. Return the value or default of every option in the table, by option name.
 
     Args:
-        given: Texts by name, in any case.
+        given: Text of each option, by name. Names may have capital or small letters.
         table: Possible options.
         where: Operation that has these options, for errors.
         passed: Names of other options to ignore, in lower case.
@@ -446,7 +446,7 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
     """Parse the options of `write` and `writeStream`.
 
     Args:
-        given: Texts by name, in any case.
+        given: Text of each option, by name. Names may have capital or small letters.
         columns: Columns of the rows. If there is a column `topic`, the option `topic` may be
             missing.
 

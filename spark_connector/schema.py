@@ -187,8 +187,8 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 class Batches:
     """Creates record batches of one schema. Create this object in the task that uses it.
 
-    `query` is the name of a streaming query's run, or None. `conditions` are conditions that rows
-    of a queue must meet.
+    `query` identifies the streaming query, or is empty. Rows of a queue must meet all
+    `conditions`.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class WithConnection:
         self._named = named
 
     def run(self) -> Any:
-        """Run the action in plain code."""
+        """Run the action in blocking code."""
         with getattr(self._source, self._open)() as connection:
             return self._function(connection, *self._arguments, **self._named)
 
@@ -83,7 +83,7 @@ class OnConnection(WithConnection):
     """An action that calls a function with a connection that is already open."""
 
     def run(self) -> Any:
-        """Run the action in plain code."""
+        """Run the action in blocking code."""
         return self._function(self._source, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:

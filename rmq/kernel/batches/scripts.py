@@ -95,9 +95,9 @@ def batch_open(
 def batch_add(
     keys: SlotKeys, name: str, topic: str, ids: Iterable[MessageId], by: str = ""
 ) -> Command[AddReply]:
-    """Make up to ADD_MOST messages members of a batch.
+    """Add messages to a batch as members, at most ADD_MOST in a call.
 
-    `by` is the id of the member that adds them.
+    If a member of the batch adds them, `by` is its id.
     """
     return Command(
         script_loader.load("batch_add"),

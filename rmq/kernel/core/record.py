@@ -59,7 +59,7 @@ def reference(size: int, random: bytes) -> bytes:
 def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
     """Replace a large body by a reference.
 
-    Return the record's first four bytes (its head) with the flag for a large body, and the
+    Return two values: the record's first four bytes with the flag for a large body, and the
     reference.
     """
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)

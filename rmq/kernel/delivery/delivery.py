@@ -413,8 +413,8 @@ class AsyncDelivery(DeliveryData):
         Args:
             reason: Reason that is stored with the dead letter.
             then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for this
-                topic, or a pair of a topic and an rmq.Outgoing. Messages of earlier calls of the
-                method `then` are not sent.
+                topic, or a pair of a topic and an rmq.Outgoing. Messages that
+                were passed to the method `then` before are not sent.
         """
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.reject(self._inner, reason, then)), "reject")

@@ -412,9 +412,9 @@ def open_for(context: TopicContext, id: Id) -> Flow[MessageId]:
 
 
 def follow_ids(context: TopicContext, ids: Iterable[Id | None]) -> Flow[bool]:
-    """Read the settings of an open topic again if it seems to lack the slot of an id.
+    """Read the settings of an open topic again if an id belongs to a slot that is not known.
 
-    Another program may have resized the topic, and this client may have the id of a newer message.
+    Another program may have resized the topic. Then this client may get ids of new slots.
 
     Returns:
         Whether the settings were read again.

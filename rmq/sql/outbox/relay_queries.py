@@ -101,7 +101,7 @@ def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
 def _sendable(
     connection: sa.Connection, locked: Sequence[Any], skipped: Collection[str]
 ) -> list[Any]:
-    """Return the locked rows, except rows with an earlier unsent stub of the same `slot_basis`."""
+    """Return the locked rows that need not wait for an earlier row of their `slot_basis`."""
     ours = {row.seq for row in locked if row.slot_basis is not None}
     if not ours:
         return list(locked)

@@ -203,7 +203,7 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next batch of a slot, or 0 without a lease."""
+        """Return the number of the lease for the next batch from a slot; 0: there is no lease."""
         lease = self.leases.get(slot)
         return 0 if lease is None else lease.number
 

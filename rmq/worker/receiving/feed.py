@@ -325,9 +325,10 @@ class TopicFeed:
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Let the next call that receives from the slot renew the credit for hand-overs.
+        """Renew the credit for hand-overs in the next call that receives from the slot.
 
-        If no send has used the credit for CREDIT_S seconds, withdraw the credit.
+        A credit permits senders to hand a message over to this worker. If no send has used the
+        credit for CREDIT_S seconds, withdraw it.
         """
         if time.monotonic() < self.state.until:
             self.state.ready_at[0] = 0.0

@@ -63,12 +63,12 @@ class EventLoopThread:
 
 
 class GuardedTask(asyncio.Task[None]):
-    """A task of the worker that is protected from cancellation by other handlers' code.
+    """A task of the worker that the code of other handlers cannot cancel.
 
     All handlers share a loop, so a handler could cancel the tasks of other handlers. Tasks and
     callbacks that a handler starts inherit the context of the handler. From this context, a guarded
     task knows which handler's code tries to cancel it. An idle task ignores the attempt. A busy
-    task is interrupted, and `is_interrupted` shows that its own handler has not failed.
+    task is interrupted, and `is_interrupted` is True. Its own handler has then not failed.
 
     Attributes:
         work: Work that the task runs, or None if it is idle.

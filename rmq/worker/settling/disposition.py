@@ -119,7 +119,8 @@ def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseE
 
     The result may differ from the error that the handler raised. If the worker or another handler
     cancelled the task, the message keeps its retries, even if the handler raised an error. If the
-    handler cancelled itself, the handler has failed, because it may cancel itself each time.
+    handler cancelled itself, this counts as a failure. Otherwise the message could be repeated
+    forever.
     """
     task: Any = asyncio.current_task()
     is_cancel = isinstance(error, asyncio.CancelledError)

@@ -123,10 +123,10 @@ class Settler:
 
     Args:
         handler: Handler of the deliveries.
-        topic: Topic of the handler, with the flows that settle its deliveries.
+        topic: Topic of the handler. It can settle deliveries.
         disposition_of_overrun: Decides how to settle a delivery whose handler exceeded
             `max_runtime`.
-        detached_claims: Claims of the handler, if it has claims.
+        detached_claims: Claims on business keys, if the handler makes claims.
         thread: Thread that calls `settle_queued`.
 
     Attributes:
