@@ -114,7 +114,8 @@ spark: $(VENV)/spark.stamp ## the Spark connector: types, and tests on a real Sp
 spark-types: $(VENV)/spark.stamp
 	@$(BIN)/mypy spark_connector pyspark_rmq bench/spark_*.py examples/spark_*.py
 
-# The other minor versions of Spark, beside the packages of the lock, and what pyspark[connect] needs.
+# The other minor versions of Spark, beside the packages of the lock, and what pyspark[connect] needs. The streams of Spark 3.5
+# need its pandas.
 SPARKS := 4.0.5 4.1.4 4.2.1
 BESIDE := PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target
 $(VENV)/spark-connect: $(VENV)/spark.stamp
@@ -126,10 +127,12 @@ $(VENV)/spark-%: $(VENV)/spark.stamp
 	@touch $@
 
 .PHONY: spark-versions
-spark-versions: $(VENV)/spark-connect $(SPARKS:%=$(VENV)/spark-%)
-	@for spark in $(SPARKS:%=spark-%) spark-connect; do \
-	  echo "on $$spark"; file=$$([ $$spark = spark-connect ] && echo connect || echo versions); \
-	  CI=true PYTHONPATH=$(CURDIR)/$(VENV)/$$spark $(BIN)/python -m pytest -p no:cacheprovider -q tests/spark/test_$$file.py || exit 1; done
+spark-versions: $(VENV)/spark-connect $(SPARKS:%=$(VENV)/spark-%) $(VENV)/spark-3.5.8
+	@play() { echo "on $$1, test_$$2"; CI=true PYTHONPATH=$$3 $(BIN)/python -m pytest -p no:cacheprovider -q tests/spark/test_$$2.py; }; \
+	at=$(CURDIR)/$(VENV); \
+	for spark in $(SPARKS:%=spark-%); do play $$spark versions $$at/$$spark || exit 1; done; \
+	play spark-connect connect $$at/spark-connect && play spark-connect foreach_batch $$at/spark-connect && \
+	play spark-3.5.8 foreach_batch $$at/spark-3.5.8:$$at/spark-connect
 
 $(VENV)/spark.jsa: $(VENV)/spark.stamp tests/spark/archive.py
 	@$(BIN)/python -m tests.spark.archive $@ >$@.log 2>&1 || { cat $@.log; exit 1; }

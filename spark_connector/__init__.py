@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_connector.foreach_batch import read_stream
     from spark_connector.rejecting import nack, reject
     from spark_connector.source import RmqDataSource
 
-__all__ = ["RmqDataSource", "nack", "reject"]
+__all__ = ["RmqDataSource", "nack", "read_stream", "reject"]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +30,8 @@ def __getattr__(name: str) -> Any:
         from spark_connector import rejecting
 
         return getattr(rejecting, name)
+    if name == "read_stream":
+        from spark_connector.foreach_batch import read_stream
+
+        return read_stream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

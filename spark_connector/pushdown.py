@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSourceReader
 
 import rmq
 from rmq.errors import InvalidValue
+from spark_connector.versions import DataSourceReader
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

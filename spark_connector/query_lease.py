@@ -33,13 +33,13 @@ _log = logging.getLogger("spark_connector")
 T = TypeVar("T")
 
 
-def owner() -> str:
-    """Return the name of the query's owner: the JVM that is the parent of this process.
+def owner(process: int | None = None) -> str:
+    """Return the name of the query's owner: by default, the JVM that is the parent of this process.
 
     If the query restarts inside the JVM, the owner is the same, because Spark does not let a JVM
     run a query twice. The start time distinguishes JVMs with the same process id.
     """
-    jvm = os.getppid()
+    jvm = process or os.getppid()
     try:
         started = Path(f"/proc/{jvm}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -58,16 +58,21 @@ class QueryLease:
     """
 
     def __init__(
-        self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
+        self,
+        options: StreamOptions,
+        run: str,
+        orphaned: Callable[[], None] | None = None,
+        owned_by: str | None = None,
     ) -> None:
         """Prepare the lease without a call to Redis.
 
-        When the JVM has ended, the thread that renews the lease calls `orphaned`.
+        When the JVM has ended, the thread that renews the lease calls `orphaned`. If `owned_by` is
+        the name of another owner than the JVM, this thread does not check the JVM.
         """
         self._options = options
-        self._jvm = os.getppid()
+        self._jvm = None if owned_by else os.getppid()
         # Read the owner now. After the JVM has ended, the parent is another process.
-        self._owner = owner()
+        self._owner = owned_by or owner()
         self._orphaned = orphaned
         self.run = run
         self.report: Callable[[], dict[str, int]] | None = None  # figures sent with a renewal
@@ -205,7 +210,7 @@ class QueryLease:
         due = time.monotonic() + owner_pause_s
         lease_due = time.monotonic() + min(lease_pause_s, owner_pause_s)
         while not self._stopped.wait(min(_JVM_CHECK_S, max(0.0, due - time.monotonic()))):
-            if os.getppid() != self._jvm:
+            if self._jvm is not None and os.getppid() != self._jvm:
                 if self._orphaned is not None:
                     self._orphaned()
                 return

@@ -30,7 +30,6 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 import rmq
@@ -44,6 +43,8 @@ from spark_connector.progress import Progress
 from spark_connector.query_lease import QueryLease, gone
 from spark_connector.schema import Batches
 from spark_connector.versions import (
+    DataSourceStreamReader,
+    InputPartition,
     LoggedOffset,
     ReadAllAvailable,
     ReadLimit,
@@ -77,6 +78,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Spark creates one object in the source runner, which lives as long as the query, and pickles
     another object for the tasks. An object therefore connects only at its first call.
     """
+
+    # Name of the query's owner. Default: the JVM that started this process.
+    _owner: str | None = None
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
@@ -114,7 +118,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._query_lease is not None:
                 self._query_lease.release_ownership()
             orphaned = _terminate if _stop_on_sigterm() else None
-            self._query_lease = QueryLease(self._options, run, orphaned)
+            self._query_lease = QueryLease(self._options, run, orphaned, self._owner)
             self._query_lease.report = partial(self._progress.figures, self._query_lease)
             self._begun, self._ahead, self._taking, self._settling = False, None, None, None
         self._query_lease.check()

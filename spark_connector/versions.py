@@ -1,8 +1,9 @@
-"""Replace parts of PySpark that the versions 4.0 and 4.1 lack.
+"""Replace parts of PySpark that the versions 3.5, 4.0 and 4.1 lack.
 
 Because of this module, other modules need not check versions. PySpark 4.0 and 4.1 have no limits
 for streaming reads, and do not pass the start of a batch. PySpark 4.0 also has no filters for batch
-reads, and no Arrow batches for streaming writes.
+reads, and no Arrow batches for streaming writes. PySpark 3.5 has no data sources in Python, so
+`spark_connector.stream` uses the classes of a streaming read without Spark's base classes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from rmq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        InputPartition,
+    )
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
@@ -28,9 +34,33 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 else:
     try:
+        from pyspark.sql.datasource import (
+            DataSourceArrowWriter,
+            DataSourceReader,
+            DataSourceStreamReader,
+            DataSourceStreamWriter,
+            InputPartition,
+        )
+    except ImportError:  # before Spark 4.0
+
+        class InputPartition:
+            """A part of a batch."""
+
+        class DataSourceReader:
+            """A batch read."""
+
+        class DataSourceStreamReader:
+            """A streaming read."""
+
+        class DataSourceArrowWriter:
+            """A batch write."""
+
+        class DataSourceStreamWriter:
+            """A streaming write."""
+
+    try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
     except ImportError:  # Spark 4.0 uses this class for streams as well
-        from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
         class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             """A writer of streams that receives Arrow batches."""
@@ -113,7 +143,10 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 __all__ = [
+    "DataSourceReader",
     "DataSourceStreamArrowWriter",
+    "DataSourceStreamReader",
+    "InputPartition",
     "LoggedOffset",
     "ReadAllAvailable",
     "ReadLimit",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
 import rmq
-from spark_connector import RmqDataSource, offset, options
+from spark_connector import offset, options
 from spark_connector.offset import Numbers
 from spark_connector.options import StreamOptions
 from spark_connector.progress import Progress
 from spark_connector.query_lease import QueryLease
 from spark_connector.stream import Part, RmqStreamReader
+
+if TYPE_CHECKING:
+    from spark_connector import RmqDataSource
 
 NAME = "rmq_storm"  # to pass to `format()`
 
@@ -91,6 +94,8 @@ def _renew_all_or_end(lease: QueryLease, renews_lease: bool) -> bool:
 
 
 def source_with(broken: str) -> type[RmqDataSource]:
+    from spark_connector import RmqDataSource
+
     variants: dict[str, type[RmqStreamReader]] = {
         "settles-early": SettlesEarly, "settles-logged": SettlesLogged,
         "drops-ahead": DropsAhead, "uncounted": Uncounted, "ends-renewal": EndsRenewal,

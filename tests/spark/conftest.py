@@ -42,12 +42,9 @@ def pytest_report_header() -> str | None:
 
 def environment() -> dict[str, str]:
     """Set the environment in which Spark's Python processes run this checkout."""
-    spec = find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    home = Path(spec.origin).parents[1]  # of another version of Spark, beside the packages
+    brought = os.environ.get("PYTHONPATH", "").split(":")  # another version of Spark, and pandas
     return {
-        "PYTHONPATH": f"{ROOT}:{home}" if home.name != "site-packages" else str(ROOT),
+        "PYTHONPATH": ":".join(dict.fromkeys((str(ROOT), *filter(None, brought)))),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -67,8 +64,6 @@ def session(
     """A small Spark on this machine: two tasks at a time, each tried four times."""
     from pyspark.sql import SparkSession
 
-    from spark_connector import RmqDataSource
-
     builder = SparkSession.builder.master(master)
     for name, value in (settings or {}).items():
         builder = builder.config(name, value)
@@ -85,7 +80,10 @@ def session(
         .getOrCreate()
     )
     made.sparkContext.setLogLevel("OFF")
-    if not made.version.startswith("4.0."):  # it refuses a name that it has found by itself
+    # 3.5 has no data sources in Python, and 4.0 refuses a name that it has found by itself.
+    if not made.version.startswith(("3.5.", "4.0.")):
+        from spark_connector import RmqDataSource
+
         made.dataSource.register(RmqDataSource)
     return made
 

@@ -242,6 +242,7 @@ class Storm:
 
     MODULE = "tests.spark.storm"  # of its drivers
     TOPICS: tuple[str, ...] = SOURCES + COPIES  # that are resized
+    KINDS = KINDS
 
     def __init__(
         self, home: Path, kills: int, seed: int, own: str, lease_s: float, broken: str
@@ -274,7 +275,7 @@ class Storm:
 
     def play(self, tell: Callable[[str], object] = print) -> Outcome:
         """Let everything happen; wait until the topics are empty; compare."""
-        others = [kind for kind in KINDS if self._server or kind != "redis"]
+        others = [kind for kind in self.KINDS if self._server or kind != "redis"]
         if self._own == LOSS:
             others = [LOSS]
         replicated = self._cluster and self._broken != "unreplicated"
@@ -403,6 +404,8 @@ class Storm:
             self._redis.start()
         elif kind == "group":
             self._end_driver()
+        elif kind == "driver":
+            self._driver.kill()
         elif kind == FROZEN:
             self._freeze(client)
         elif kind == LOSS:

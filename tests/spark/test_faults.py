@@ -27,6 +27,8 @@ Rows = list[list[Any]]
 class Drivers:
     """Drivers of one query, one after the other."""
 
+    module = "tests.spark.driver"
+
     def __init__(self, url: str, topic: str, directory: Path) -> None:
         self.url, self.topic, self.directory = url, topic, directory
         self.started: list[subprocess.Popen[bytes]] = []
@@ -38,7 +40,7 @@ class Drivers:
         self.started.append(
             subprocess.Popen(
                 [
-                    sys.executable, "-m", "tests.spark.driver",
+                    sys.executable, "-m", self.module,
                     self.url, self.topic, str(self.directory), point, name,
                 ],
                 cwd=ROOT, env=os.environ | environment(), stdout=log, stderr=log,
