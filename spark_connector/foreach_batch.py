@@ -63,7 +63,12 @@ def read_stream(spark: SparkSession, options: Mapping[str, Any]) -> Stream:
             "spark: it is a session of Spark Connect, where the function would run in another "
             "process; use a classic session, or Spark 4 and format('rmq')"
         )
-    return Stream(spark, parsing.stream({name: str(given) for name, given in options.items()}))
+    texts = {name: str(given) for name, given in options.items()}
+    if parsing.of_history(texts) == "stream":
+        raise ConfigurationError(
+            "consume: a history can only be read with format('rmq'), on Spark 4"
+        )
+    return Stream(spark, parsing.stream(texts))
 
 
 class Stream:
@@ -308,7 +313,7 @@ class Batches:
         return None
 
     def _stop(self) -> None:
-        """Stop the query. Another thread waits for Spark, which waits until this batch has ended."""
+        """Stop the query, in another thread, because Spark waits until this batch has ended."""
         while self._query is None:  # it has just started
             time.sleep(_PAUSE_S)
         threading.Thread(target=self._query.stop, name="rmq-stop", daemon=True).start()

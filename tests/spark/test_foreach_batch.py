@@ -224,6 +224,8 @@ def test_wrong_options_are_refused_before_the_query_starts(
 ) -> None:
     with pytest.raises(ConfigurationError, match="did you mean maxMessagesPerTrigger"):
         spark_connector.read_stream(spark, {"subscribe": "a", "maxMessagePerTrigger": 1})
+    with pytest.raises(ConfigurationError, match="consume: a history can only be read"):
+        spark_connector.read_stream(spark, {"subscribe": "a", "consume": False})
     with pytest.raises(ConfigurationError, match="processing_time, available_now"):
         spark_connector.read_stream(spark, {"url": "redis://a", "subscribe": "a"}).foreach_batch(
             helper.keep, str(helper.checkpoint), processing_time="1 second", available_now=True
