@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -234,12 +235,9 @@ def test_wrong_options_are_refused_before_the_query_starts(
 
 
 def test_a_batch_is_repeated_exactly_wherever_its_driver_was_killed(
-    client: rmq.Client, topic: rmq.Topic, drivers: Drivers
+    client: rmq.Client, topic: rmq.Topic, drivers: Drivers, tmp_path: Path
 ) -> None:
     sent = fill(topic, 25)
-
-    def rows(batch: int, name: str) -> list[list[object]]:
-        return drivers.rows(batch, name)
 
     for point, commits in (
         ("taken", -1), ("planned", -1), ("reading", -1), ("called", -1), ("committed", 0),
@@ -248,11 +246,12 @@ def test_a_batch_is_repeated_exactly_wherever_its_driver_was_killed(
         assert drivers.last("commits") == commits
         in_flight, settled = state(client, topic)
         assert settled == 0
-        assert in_flight in (10, 20)  # the batch that runs, and one taken ahead
+        assert in_flight >= 10  # a whole batch, and what was taken ahead
     drivers.run("end", "end")
 
-    assert rows(0, "called") == rows(0, "committed")
-    batches = [rows(0, "committed"), rows(1, "end"), rows(2, "end")]
+    assert drivers.rows(0, "called") == drivers.rows(0, "committed")
+    batches = [drivers.rows(0, "committed")]
+    batches += [json.loads(path.read_text()) for path in tmp_path.glob("*-end.json")]
     assert sorted(str(row[2]) for batch in batches for row in batch) == sorted(sent)
     assert {row[3] for batch in batches for row in batch} == {1}
     assert state(client, topic) == (0, 25)
