@@ -161,7 +161,7 @@ def test_a_purge_is_undone_with_rows_that_were_ticked(
         boxes.nth(4).click(modifiers=["Shift"])
         assert page.inner_text(".ticked") == "5 ticked"
         page.click("[data-counts] button:has-text('Purge')")
-        assert page.is_disabled("button[data-confirmed]")
+        page.locator("button[data-confirmed]:disabled").wait_for()  # a script of the page does it
         page.fill("#confirm", "orders")
         page.click("button[data-confirmed]")
         page.wait_for_selector("#job-state:text-is('done')")
