@@ -292,7 +292,7 @@ class Worker:
         Returns:
             0: All deliveries that had begun were finished and settled.
             4: The grace time has passed, or Redis could not be reached. The unfinished messages are
-                delivered again.
+            delivered again.
             70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process by
             SIGABRT instead.
             71: A lifespan failed.
