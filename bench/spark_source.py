@@ -88,13 +88,11 @@ class Sides(NamedTuple):
         own: Child of this checkout, which measures the peers as well.
         other: Child of the other checkout, or of this checkout on another Spark, or None.
         name: Name of the other checkout or Spark, for titles.
-        is_spark: Whether the other child has another Spark.
     """
 
     own: Child
     other: Child | None
     name: str
-    is_spark: bool = False
 
 
 def _turns(
@@ -159,7 +157,7 @@ def _beside(
         Measurement(part, f"{title}, {name}", values, unit) for name, values in found.items()
     ]
     for name, values in found.items():
-        if name != RMQ and not name.startswith(MADE):
+        if name not in (MADE, RMQ):
             ratios = ratios_of(found[RMQ], values)
             bound = target if name == STREAMS else None
             measured.append(
@@ -177,8 +175,6 @@ def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
         STREAMS: (sides.own, {**ask, "side": "streams"}),
         **_with_other(sides, {**ask, "side": "rmq"}),
     }
-    if sides.other and sides.is_spark:
-        asked[f"{MADE}, {sides.name}"] = (sides.other, {**ask, "side": "made"})
     found = _turns(asked, rounds)
 
     def of(*path: str) -> dict[str, list[float]]:
@@ -197,11 +193,7 @@ def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
         ("sent", "commands of a batch", 5.0),
         ("all", "the same with those inside scripts", None),
     ):
-        counts = {
-            name: values
-            for name, values in of("commands", kind).items()
-            if not name.startswith(MADE)
-        }
+        counts = {name: values for name, values in of("commands", kind).items() if name != MADE}
         measured += _beside("rows", title, "commands", counts, most, at_most=True)
     return measured
 
@@ -364,7 +356,7 @@ def children(url: str, against: Path | None, spark: Path | None, reuse: bool) ->
     with contextlib.ExitStack() as stack:
 
         def started(checkout: Path, prefix: str, packages: Path | None = None) -> Child:
-            asked = {"url": url, "prefix": prefix, "peers": checkout == ROOT, "reuse": reuse}
+            asked = {"url": url, "prefix": prefix, "peers": prefix == "own", "reuse": reuse}
             child = Child(checkout, ["-P", CHILD], asked, packages)
             stack.callback(child.close)
             return child
@@ -372,7 +364,7 @@ def children(url: str, against: Path | None, spark: Path | None, reuse: bool) ->
         own = started(ROOT, "own")
         if spark is not None:
             other = started(ROOT, "other", spark)
-            yield Sides(own, other, f"Spark {other.opened['spark']}", True)
+            yield Sides(own, other, f"Spark {other.opened['spark']}")
         elif against is not None:
             yield Sides(own, started(against.resolve(), "other"), f"commit {commit(against)}")
         else:
