@@ -14,6 +14,7 @@ records that `rmq.Query` reads. Reading records directly avoids creating an obje
 
 from rmq.client.shared_data import AsyncSharedData, AsyncSharedSubscription, Published
 from rmq.client.shared_data_blocking import SharedData, SharedSubscription
+from rmq.features.history.flows import parse_entry
 from rmq.features.spark.fail_flows import FailedMessage, Failures
 from rmq.features.spark.flows import Settlement
 from rmq.features.spark.joint_queries import JointQueries
@@ -34,5 +35,5 @@ __all__ = [
     "Published", "QueueBlock", "QueueName", "QueuePart", "Record", "Settlement", "SharedData",
     "SharedSubscription",
     "check_name", "check_query", "codec_of", "envelope_of", "fields_of", "id_texts", "is_bare",
-    "open_parts", "open_queue", "parse_queue", "parse_url", "redact_url", "value_of",
+    "open_parts", "open_queue", "parse_entry", "parse_queue", "parse_url", "redact_url", "value_of",
 ]  # fmt: skip

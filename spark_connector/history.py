@@ -20,10 +20,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 import rmq
+from rmq.connectors import parse_entry
 from rmq.errors import ConfigurationError, HistoryLost, InvalidValue
 from spark_connector import planning
 from spark_connector.connection import RETRY_S, client_of_task, connect, retry_while_away
-from spark_connector.offset import ANEW
+from spark_connector.offset import ANEW, not_subscribed
 from spark_connector.option_texts import Positions
 from spark_connector.options import HistoryOptions
 from spark_connector.schema import Batches
@@ -137,15 +138,11 @@ def created_again(topic: str) -> HistoryLost:
     )
 
 
-def entry(text: str) -> tuple[int, int]:
-    """Return an entry as numbers that can be compared."""
-    ms, _, number = text.partition("-")
-    return int(ms), int(number)
-
-
 def is_behind(after: Position, upto: Position) -> bool:
     """Return whether a slot has entries between two positions."""
-    return any(entry(after.get(slot, OLDEST)) < entry(last) for slot, last in upto.items())
+    return any(
+        parse_entry(after.get(slot, OLDEST)) < parse_entry(last) for slot, last in upto.items()
+    )
 
 
 def earlier(one: Position, other: Position) -> Position:
@@ -153,12 +150,12 @@ def earlier(one: Position, other: Position) -> Position:
 
     A slot that is missing in `other` is at its beginning.
     """
-    return {slot: min(at, other.get(slot, OLDEST), key=entry) for slot, at in one.items()}
+    return {slot: min(at, other.get(slot, OLDEST), key=parse_entry) for slot, at in one.items()}
 
 
 def later(one: Position, other: Position) -> Position:
     """Return, for each slot of `one`, the later entry of both positions."""
-    return {slot: max(at, other.get(slot, OLDEST), key=entry) for slot, at in one.items()}
+    return {slot: max(at, other.get(slot, OLDEST), key=parse_entry) for slot, at in one.items()}
 
 
 def resolved(topic: rmq.Topic, at: str | int | Positions) -> Position:
@@ -219,7 +216,7 @@ class HistoryReader(DataSourceReader):
             slots = [
                 slot
                 for slot in options.slots or newest
-                if entry(after.get(slot, OLDEST)) < entry(upto[slot])
+                if parse_entry(after.get(slot, OLDEST)) < parse_entry(upto[slot])
             ]
             state = retry_while_away(topic.history.state, RETRY_S)
             oldest_ms = int(state.oldest.timestamp() * 1000) if state and state.oldest else 0
@@ -240,11 +237,11 @@ def divided(after: str, upto: str, oldest_ms: int, pieces: int) -> Iterator[tupl
 
     The first entry of the history has the time `oldest_ms`.
     """
-    (first, _), (last, _) = entry(after), entry(upto)
+    (first, _), (last, _) = parse_entry(after), parse_entry(upto)
     first = max(first, oldest_ms)
     cuts = dict.fromkeys(first + (last - first) * n // pieces for n in range(1, pieces))
     for ms in cuts:
-        if entry(after) < (ms, 0) < entry(upto):
+        if parse_entry(after) < (ms, 0) < parse_entry(upto):
             yield after, f"{ms}-0"
             after = f"{ms}-0"
     yield after, upto
@@ -382,10 +379,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_topics(self, known: Offset) -> None:
         for topic in known.topics:
             if topic not in self._options.topics:
-                raise ConfigurationError(
-                    f"checkpoint: it has topic {topic!r}, and subscribe names "
-                    f"{self._options.at.topic!r}; add it to subscribe, or give the query {ANEW}"
-                )
+                raise not_subscribed(topic, self._options.at.topic)
 
     def _after(self, known: Offset, newest: Offset, topic: str) -> Position:
         """Return the position of a topic in `known`, with the slots that were added since then.
@@ -454,7 +448,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for topic, position in known.topics.items()
                 for slot, last in position.items()
                 for first in [after[topic].get(slot, OLDEST)]
-                if entry(first) < entry(last)
+                if parse_entry(first) < parse_entry(last)
             ]
             rows = 1
         parts = sorted(parts, key=lambda part: (part[0].topic, *part[0].after))

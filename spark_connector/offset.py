@@ -96,6 +96,14 @@ def read(given: Any) -> Offset:
     return offset
 
 
+def not_subscribed(topic: str, subscribed: str) -> ConfigurationError:
+    """Return the error for a topic of the checkpoint that the query no longer reads."""
+    return ConfigurationError(
+        f"checkpoint: it has topic {topic!r}, and subscribe names {subscribed!r}; add it to "
+        f"subscribe, or give the query {ANEW}"
+    )
+
+
 def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
     """Refuse a topic that was created again with fewer slots. A resize never removes slots.
 

@@ -46,19 +46,28 @@ _READS = (
     Option("fetchSize", texts.count(1, 1_000), 1_000),
     Option("minPartitions", texts.count(1, 10_000), 1),
 )
+# Options that reads of several kinds share.
+_FETCHED = (
+    Option("fetchSize", texts.count(1, 10_000), 4_000),
+    Option("minPartitions", texts.count(1, 10_000)),
+)
+_BATCHES = (
+    Option("rowsPerTask", texts.count(1, 10_000_000)),
+    Option(
+        "maxMessagesPerTrigger", texts.count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"
+    ),
+    Option("pollWaitMs", texts.count(0, 60_000), 200),
+    Option("consume", texts.flag, True),
+)
 STREAM = (
     Option("url", texts.url),
     Option("subscribe", texts.topics, alias="topic"),
     Option("subscribePattern", texts.pattern),
     Option("prefix", texts.prefix, "rmq"),
     Option("includeHeaders", texts.headers, False),
-    Option("fetchSize", texts.count(1, 10_000), 4_000),
-    Option("minPartitions", texts.count(1, 10_000)),
-    Option("rowsPerTask", texts.count(1, 10_000_000)),
+    *_FETCHED,
+    *_BATCHES,
     Option("memoryPerTask", texts.count(1, 4096), 64),
-    Option(
-        "maxMessagesPerTrigger", texts.count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"
-    ),
     Option("maxBytesPerTrigger", texts.count(1, 1_000_000_000_000)),
     Option("minMessagesPerTrigger", texts.count(1, 10_000_000), alias="minOffsetsPerTrigger"),
     Option("maxTriggerDelay", texts.duration, 900.0),
@@ -67,15 +76,12 @@ STREAM = (
     Option("onClaimLoss", texts.loss, "fail", alias="failOnDataLoss"),
     Option("onTopicLoss", texts.choice("fail", "continue"), "fail"),
     Option("maxReplays", texts.count(0, 1_000_000)),
-    Option("pollWaitMs", texts.count(0, 60_000), 200),
     Option("includeQuery", texts.flag, False),
-    Option("consume", texts.flag, True),
 )
 _KEPT = (  # every read of a history has these options
     Option("prefix", texts.prefix, "rmq"),
     Option("includeHeaders", texts.headers, False),
-    Option("fetchSize", texts.count(1, 10_000), 4_000),
-    Option("minPartitions", texts.count(1, 10_000)),
+    *_FETCHED,
     Option("startingTimestamp", texts.moment),
     Option("failOnDataLoss", texts.flag, True),
 )
@@ -83,13 +89,8 @@ HISTORY_STREAM = (
     Option("url", texts.url),
     Option("subscribe", texts.topics, alias="topic"),
     *_KEPT,
-    Option("consume", texts.flag, True),
+    *_BATCHES,
     Option("startingOffsets", texts.positions("latest", "earliest")),
-    Option(
-        "maxMessagesPerTrigger", texts.count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"
-    ),
-    Option("rowsPerTask", texts.count(1, 10_000_000)),
-    Option("pollWaitMs", texts.count(0, 60_000), 200),
 )
 # The options of the address for a write whose rows name their topics.
 ADDRESS = (Option("url", texts.url), Option("prefix", texts.prefix, "rmq"))

@@ -179,11 +179,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic in known.topics:
             if topic not in topics:
                 if self._options.pattern is None:
-                    raise ConfigurationError(
-                        f"checkpoint: it has topic {topic!r}, and subscribe names "
-                        f"{self._options.at.topic!r}; add it to subscribe, or give the query "
-                        f"{offsets.ANEW}"
-                    )
+                    raise offsets.not_subscribed(topic, self._options.at.topic)
                 self._lose(lease, topic)
         return topics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
@@ -13,6 +13,8 @@ from rmq.cli_framework.options import common_options
 from rmq.cli_framework.param_types import MOMENT_OR_AGO
 from rmq.features.dead_letters.cli.options import print_dry_run
 from rmq.features.dead_letters.jobs.cli import lost_text, started, work
+from rmq.features.history.flows import parse_entry
+from rmq.kernel.core.score import moment
 from rmq.kernel.topic.filter import parse
 
 
@@ -56,9 +58,9 @@ def replay(
     }  # fmt: skip
     with common.client() as client:
         kept = client.topic(topic).history.position("oldest")
-        begins = max(int(entry.partition("-")[0]) for entry in kept.values()) / 1000
-        if begins > since.timestamp():
-            clock = text.fine_clock(datetime.fromtimestamp(begins, UTC))
+        begins = moment(max(parse_entry(entry)[0] for entry in kept.values()))
+        if begins > since:
+            clock = text.fine_clock(begins)
             common.note(f"messages that were acked up to {clock} may be missing from the history")
         matched = client.admin.job_matches(topic, "replay", conditions=conditions)
         if not matched:

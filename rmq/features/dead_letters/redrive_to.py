@@ -9,7 +9,7 @@ steps are enough. The module also builds the record that the other topic stores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -171,9 +171,8 @@ class Redrive:
             stored = [entry for entry, is_stored in outcomes if is_stored]
             if stored:
                 # The letters are removed here, so the other topic may forget its records of them.
-                words = [word for entry in stored for word in (answer.now_ms, entry)]
                 key = keys_of(self.target, slot).arrivals
-                yield RawCommand("redrive", "ZADD", key, "XX", *words)
+                yield from forget_arrivals("redrive", key, answer.now_ms, stored)
             for (place, arrival), end in zip(sent, settled, strict=True):
                 if letters[place] == "s":
                     was_mine = self.is_own_token and arrival.entry.endswith(self.token)
@@ -193,12 +192,11 @@ class Redrive:
         # other topic was resized, search all its slots.
         entries = [member_of(ids[place]) + self.token for place in gone]
         asked = {slots[place] for place in gone}
-        for slot in range(len(self.target.slots)) if self.target.settings.layout else asked:
-            key = keys_of(self.target, slot).arrivals
-            scores = yield RawCommand("redrive", "ZMSCORE", key, *entries)
-            for place, score in zip(gone, scores, strict=True):
-                if score is not None and float(score) > 0:
-                    letters[place] = "1"
+        if self.target.settings.layout:
+            asked = set(range(len(self.target.slots)))
+        keys = [keys_of(self.target, slot) for slot in asked]
+        for index in (yield from find_arrivals("redrive", keys, entries)):
+            letters[gone[index]] = "1"
 
     def _arrival(self, id: bytes, held: HeldLetter, record: bytes, now_ms: int) -> Arrival:
         entry = member_of(id) + held.token
@@ -240,6 +238,21 @@ def keys_of(target: TopicContext, slot: int) -> SlotKeys:
     """Return the keys of a slot of the other topic."""
     # The topic may have been created again with fewer slots.
     return target.slots[slot % len(target.slots)]
+
+
+def find_arrivals(call: str, slots: Iterable[SlotKeys], entries: Sequence[bytes]) -> Flow[set[int]]:
+    """Return the indexes of the entries that one of these slots has recorded as stored."""
+    found = set()
+    for keys in slots:
+        scores = yield RawCommand(call, "ZMSCORE", keys.arrivals, *entries)
+        found |= {n for n, score in enumerate(scores) if score is not None and float(score) > 0}
+    return found
+
+
+def forget_arrivals(call: str, key: bytes, now_ms: int, entries: Iterable[bytes]) -> Flow[None]:
+    """Let Redis forget records of stored messages after a time."""
+    words = [word for entry in entries for word in (now_ms, entry)]
+    yield RawCommand(call, "ZADD", key, "XX", *words)
 
 
 def send(

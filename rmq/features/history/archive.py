@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from rmq.features.history.history_blocking import TopicHistory
 from rmq.kernel.core import packages, record
 from rmq.kernel.core.codec import reference_of
 from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import check_epoch_ms
 from rmq.kernel.transport.flow.steps import Progress
 
 # A window is read so long after its end, because the clocks of a master and its replica may differ.
@@ -163,7 +164,7 @@ def archive(
         state = history.state()
         begin_ms = now_ms - CLOCKS_DIFFER_MS
         if state is not None and state.oldest is not None:
-            begin_ms = min(begin_ms, _ms(state.oldest))
+            begin_ms = min(begin_ms, check_epoch_ms(state.oldest, "oldest", allow_past=True))
         manifest = _Manifest(every_ms, begin_ms, oldest)
         folder.write_manifest(manifest)
     elif manifest.every_ms != every_ms:
@@ -301,7 +302,3 @@ def schema_of(arrow: Any) -> Any:
         ("group", text), ("priority", arrow.int32()), ("merge_key", text),
         ("headers", arrow.map_(text, text)), ("unreadable", text),
     ])  # fmt: skip
-
-
-def _ms(at: datetime) -> int:
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

@@ -38,7 +38,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.filter_terms import conditions as conditions_of
 from rmq.kernel.topic.scripts import QueueMember
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand, server_ms
+from rmq.kernel.transport.flow.steps import Flow, InThread, server_ms
 
 FROM_MARK = "rmq-replayed-from"  # id of the acked message
 # Headers that belong to the acked message: who waits for it, and where it came from.
@@ -198,7 +198,7 @@ class ReplaySearch:
 
     def _lose(self, removed_to: str, last: str) -> None:
         """Continue after messages that the history removed before they were read."""
-        ends_ms = [int(entry.partition("-")[0]) for entry in (removed_to, last)]
+        ends_ms = [history.parse_entry(entry)[0] for entry in (removed_to, last)]
         if self._until is not None:
             ends_ms.append(check_epoch_ms(self._until, "until", allow_past=True) - 1)
         lost_ms = max(self._cursor.lost_ms, min(ends_ms))
@@ -286,8 +286,7 @@ class Replay:
         """Let Redis forget the stored messages, because the job has their outcomes."""
         stored, self._stored = self._stored, defaultdict(list)
         for (key, now_ms), members in stored.items():
-            words = [word for member in members for word in (now_ms, member)]
-            yield RawCommand("replay", "ZADD", key, "XX", *words)
+            yield from redrive_to.forget_arrivals("replay", key, now_ms, members)
 
     def _find_earlier(
         self, ids: Sequence[bytes], entries: Sequence[str], letters: list[str]
@@ -297,11 +296,8 @@ class Replay:
         if not gone:
             return
         names = [self._new_member(ids[place], entries[place]) + self._token for place in gone]
-        for slot_keys in self._target.slots:
-            scores = yield RawCommand("replay", "ZMSCORE", slot_keys.arrivals, *names)
-            for place, score in zip(gone, scores, strict=True):
-                if score is not None and float(score) > 0:
-                    letters[place] = "1"
+        for index in (yield from redrive_to.find_arrivals("replay", self._target.slots, names)):
+            letters[gone[index]] = "1"
 
     def _new_member(self, id: bytes, entry: str) -> bytes:
         text = b"%b %b %b" % (self._job.encode(), id, entry.encode())
