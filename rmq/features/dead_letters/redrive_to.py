@@ -186,8 +186,6 @@ class Redrive:
     ) -> Flow[None]:
         """Count a dead letter as moved if it is gone here and the other topic has recorded it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
-        if not gone:
-            return
         # The hold named the slot in the other topic, but the hold is gone with the letter. If the
         # other topic was resized, search all its slots.
         entries = [member_of(ids[place]) + self.token for place in gone]
@@ -242,8 +240,8 @@ def keys_of(target: TopicContext, slot: int) -> SlotKeys:
 
 def find_arrivals(call: str, slots: Iterable[SlotKeys], entries: Sequence[bytes]) -> Flow[set[int]]:
     """Return the indexes of the entries that one of these slots has recorded as stored."""
-    found = set()
-    for keys in slots:
+    found = set[int]()
+    for keys in slots if entries else ():  # ZMSCORE needs a member
         scores = yield RawCommand(call, "ZMSCORE", keys.arrivals, *entries)
         found |= {n for n, score in enumerate(scores) if score is not None and float(score) > 0}
     return found

@@ -79,10 +79,7 @@ class _Folder:
         self._selector, self._none = fs.FileSelector, fs.FileType.NotFound
         self._root, self._topic = root.rstrip("/"), topic
         self._unfinished = f"{self._root}/_rmq/unfinished"
-
-    @property
-    def _manifest(self) -> str:
-        return f"{self._root}/_rmq/{self._topic}.json"
+        self._manifest = f"{self._root}/_rmq/{topic}.json"
 
     def path_of(self, begin_ms: int) -> str:
         """Return the path of the file for a window."""
@@ -191,8 +188,7 @@ def archive(
             progress(done, windows)
         if written or end_ms >= last_ms:
             folder.write_manifest(manifest)
-    lost_to = moment(lost_ms) if lost_ms else None
-    return Archived(files, messages, moment(manifest.upto_ms), lost_to)
+    return Archived(files, messages, moment(manifest.upto_ms), moment(lost_ms) if lost_ms else None)
 
 
 class _Window:
@@ -267,8 +263,7 @@ class _Window:
             )
 
     def _table(self, arrow: Any, schema: Any, messages: Sequence[AckedMessage]) -> Any:
-        rows = [self._row(message) for message in messages]
-        return arrow.Table.from_pylist(rows, schema=schema)
+        return arrow.Table.from_pylist(list(map(self._row, messages)), schema=schema)
 
     def _row(self, message: AckedMessage) -> dict[str, Any]:
         row: dict[str, Any] = {

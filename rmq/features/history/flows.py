@@ -133,7 +133,13 @@ class _SlotState(NamedTuple):
 
 
 def parse_entry(text: object, name: str = "position") -> Entry:
-    """Convert the id of an entry to numbers that can be compared."""
+    """Convert an entry of a position, "<ms of the ack>-<number>", to numbers.
+
+    `name` names the text in the error. Later entries of a slot have larger numbers.
+
+    Raises:
+        InvalidValue: The text is not an entry.
+    """
     ms, dash, seq = text.partition("-") if isinstance(text, str) else ("", "", "")
     if not (dash and ms.isdecimal() and seq.isdecimal() and len(text) < 41):  # type: ignore[arg-type]
         raise InvalidValue(f"{name}: {text!r:.60}; give the position of a page unchanged")

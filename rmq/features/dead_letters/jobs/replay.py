@@ -293,8 +293,6 @@ class Replay:
     ) -> Flow[None]:
         """Count a message as sent if an earlier run stored it, and the history no longer has it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
-        if not gone:
-            return
         names = [self._new_member(ids[place], entries[place]) + self._token for place in gone]
         for index in (yield from redrive_to.find_arrivals("replay", self._target.slots, names)):
             letters[gone[index]] = "1"
