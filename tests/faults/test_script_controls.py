@@ -21,15 +21,23 @@ from tests.faults import (
     events_program,
     follower,
     groups_mutants,
+    history_check,
     resulting,
     stepper,
 )
+from tests.model import test_real_scripts
+from tests.property import batch_mutants, mutants
 from tests.property.mutants import MUTANTS, Change, loader
 from tests.servers import Server
 
 Break = Callable[[list[Change]], None]
 STORMS = (
-    batching, cancelled_worker, events_program, follower, groups_mutants, resulting, stepper,
+    batching, cancelled_worker, events_program, follower, groups_mutants, history_check, resulting,
+    stepper,
+)  # fmt: skip
+MACHINES = (
+    mutants.MUTANTS, mutants.IN_ORDER, mutants.GROUPS, mutants.LARGE_BODIES, mutants.OFFLOADED,
+    mutants.STEPS, mutants.RESULTS, mutants.EVENTS, mutants.FOLLOW_UPS, batch_mutants.BATCHES,
 )  # fmt: skip
 
 
@@ -59,6 +67,19 @@ def tries_until_dead(client: rmq.Client, name: str, clock: Clock, most: int) -> 
 def test_broken_variants_of_storms_are_variants_of_the_scripts(storm: Any) -> None:
     for changes in storm.BROKEN.values():
         loader(changes)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda changes: next(iter(changes)))
+def test_mutants_of_machines_are_variants_of_the_scripts(machine: dict[str, list[Change]]) -> None:
+    for changes in machine.values():
+        loader(changes)
+
+
+@pytest.mark.parametrize("change", test_real_scripts.CHANGES, ids=lambda change: change[0])
+def test_broken_scripts_of_the_model_are_variants_of_the_scripts(
+    change: tuple[str, str, str, int],
+) -> None:
+    loader([change[:3]])
 
 
 @pytest.mark.fault("F7", control=True)

@@ -71,7 +71,10 @@ BATCHES: dict[str, list[Change]] = {
     "a purge stores no end": [("purge", _MEMBER, "if false then")],
     "a purge of dead letters stores no end": [("trash", _MEMBER, "if false then")],
     "an end is kept for a time only": [("reject", "'+inf', 'b' .. id", "now, 'b' .. id")],
-    "a plain ack settles a member": [("ack", "if outcomes then", "if false then")],
+    "a plain ack settles a member": [
+        ("ack", "cancelling or outcomes then", "cancelling then"),
+        ("ack", "if outcomes and not earlier_answer then", "if false then"),
+    ],
     "a newer end is forgotten with the reported one": [
         ("member_ends", "redis.call('HGET', results, ARGV[i]) == ARGV[i + 1]", "true")
     ],

@@ -250,7 +250,10 @@ RESULTS: dict[str, list[Change]] = {
         ("ack_then", "write48(now) .. string.sub(given, 2)", "write48(now)"),
         ("ack_then", "at .. string.sub(text, 2)", "at"),
     ],
-    "a plain ack settles what keeps its result": [("ack", "if outcomes then", "if false then")],
+    "a plain ack settles what keeps its result": [
+        ("ack", "cancelling or outcomes then", "cancelling then"),
+        ("ack", "if outcomes and not earlier_answer then", "if false then"),
+    ],
     "the end of a lease stores no result": [
         ("rollback_expired_leases", "note_outcomes(ids, now, 'd')", "")
     ],
