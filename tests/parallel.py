@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import itertools
 import marshal
+import math
 import multiprocessing.connection
 import os
 import signal
@@ -37,16 +38,26 @@ IMPORTED = {
 
 PHASES = ("setup", "call", "teardown")
 
+SLOW_PARTS = 4  # of a file: its slow tests would otherwise wait for each other
+
 # Of a file: the tests from one number to another, in the order in which they were collected.
 Part = list[int]
 
 
 def parts_of(items: list[pytest.Item]) -> list[Part]:
-    """Return the numbers of the items of each file; files in the order of their first items."""
+    """Return the numbers of the items of each file, in the order of the first items of the files.
+
+    A file of slow tests has up to SLOW_PARTS parts, which several forks run at the same time.
+    """
     files: dict[Path, Part] = {}
     for number, item in enumerate(items):
         files.setdefault(item.path, []).append(number)
-    return list(files.values())
+    parts = []
+    for file in files.values():
+        is_slow = items[file[0]].get_closest_marker("slow") is not None
+        most = math.ceil(len(file) / SLOW_PARTS) if is_slow else len(file)
+        parts += [file[at : at + most] for at in range(0, len(file), most)]
+    return parts
 
 
 def prepare(items: list[pytest.Item]) -> None:

@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.parallel import parts_of
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -87,3 +91,16 @@ def test_a_run_names_what_is_left_alive_and_what_was_not_tried(tmp_path: Path) -
     assert ("no", "mariadbd", "here", "1", "apt-get", "install", "mariadb-server") in rows
     shown = [line for line in done.stdout.splitlines() if line.strip().isdecimal()]
     assert shown == [str(number) for number in range(88, 100)]  # of the hundred that it printed
+
+
+def test_slow_tests_of_a_file_are_run_by_up_to_four_processes() -> None:
+    def item(file: str, mark: str | None) -> Any:
+        return SimpleNamespace(path=Path(file), get_closest_marker=lambda _: mark)
+
+    items = [item("quick", None)] * 9 + [item("slow", "slow")] * 9 + [item("one", "slow")]
+
+    assert parts_of(items) == [
+        [0, 1, 2, 3, 4, 5, 6, 7, 8],
+        [9, 10, 11], [12, 13, 14], [15, 16, 17],
+        [18],
+    ]  # fmt: skip
