@@ -154,7 +154,7 @@ layers: $(VENV)/dev.stamp ## a package imports from lower layers only
 	@$(BIN)/lint-imports
 
 # Everything anew: an incremental build repeats no warning, so that it would pass when it is run twice.
-SPHINX := $(BIN)/sphinx-build --conf-dir docs --nitpicky --fail-on-warning --keep-going --fresh-env --write-all --quiet
+SPHINX := $(BIN)/sphinx-build --conf-dir docs --nitpicky --fail-on-warning --keep-going --fresh-env --write-all --quiet --jobs 2
 docs: $(VENV)/docs.stamp ## the documentation as a site, into .rmq/site; fails on a link that leads nowhere
 	@rm -rf .rmq/site
 	@$(SPHINX) --doctree-dir .rmq/site.doctrees . .rmq/site
