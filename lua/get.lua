@@ -17,6 +17,7 @@ local created, accepted, steps, waited =
 if not created then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', leases)
 redis.call('HLEN', bodies)
 local queue, score = 'store', redis.call('ZSCORE', store, id)

@@ -43,6 +43,7 @@ local fields = read_return_fields()
 if not fields[CREATED] then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)

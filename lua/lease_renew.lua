@@ -25,6 +25,7 @@ if not created then
 end
 local member = string.format('%d', number)
 local before = tonumber(redis.call('ZSCORE', leases, member) or 0)
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', queries)
 if before <= 0 then
   return { 0, 0 }

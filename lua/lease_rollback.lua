@@ -22,6 +22,7 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local first = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', queries)
 -- Deliveries whose lease is missing, because somebody deleted the key, are given back at once.
 local lowest = redis.call('ZRANGEBYSCORE', prepare, string.format('%.0f', (SHARED + 1) * 1000),

@@ -37,6 +37,7 @@ if not fields[CREATED] then
 end
 local n = (#ARGV - 5) / 3
 local ids, validity, positions, scores = verify_receipts(6, n)
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)

@@ -38,6 +38,7 @@ end
 if #ARGV > 1006 then
   fail('ARG', 'count')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('ZCARD', audit)

@@ -58,6 +58,7 @@ if #ARGV >= from then
 elseif #ARGV ~= from - 1 then
   fail('ARG', 'errors')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)

@@ -43,6 +43,7 @@ if #event_key > 255 or event_key ~= '' and wait == 0 then
 end
 local n = (#ARGV - 6) / 3
 local valid_ids, letters, positions, scores = verify_receipts(7, n)
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)

@@ -27,6 +27,7 @@ end
 -- The receipts of expired leases are below the first receipt of the next second.
 local high = string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000)
 local expired = redis.call('ZRANGEBYSCORE', prepare, '-inf', high, 'WITHSCORES', 'LIMIT', 0, limit)
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)

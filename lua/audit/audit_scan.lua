@@ -23,6 +23,7 @@ if not created then
 end
 local limit = math.min(whole_number(ARGV[2], 1, MOST, 'limit'), 4 * tonumber(chunk))
 local cursor, server = read_cursor(ARGV[1])
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('ZCARD', dead)

@@ -21,6 +21,7 @@ if not created then
   fail('GONE', slot)
 end
 local state, open, cancelled = unpack(redis.call('HMGET', batch, '#state', '#open', '#cancelled'))
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', pending)
 redis.call('ZCARD', targets)
 if not state then

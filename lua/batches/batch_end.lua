@@ -43,6 +43,7 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
 end
 local state, open, all, dead, touched_now =
   unpack(redis.call('HMGET', batch, '#state', '#open', '#all', '#dead', '#touched'))
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', pending)
 redis.call('ZCARD', targets)
 if not state then

@@ -21,7 +21,7 @@ Atomic    An end is forgotten only if its value is still the same: a message can
 --- @include "lib/results/results"
 --- @include "lib/writes"
 local END_MOST = 500
-local KEPT_MS = 60000 -- as long as members are not looked for that were added and not sent
+local KEPT_MS = 60000 -- of an end, after its report
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 0, END_MOST, 'limit')
 if #ARGV % 2 > 0 or #ARGV > 2 + 2 * END_MOST then
@@ -30,6 +30,7 @@ end
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 if #ARGV > 2 then

@@ -33,6 +33,7 @@ local created, slot_chunk, on_expire, dead_retention_ms, audited, dead_to = unpa
 if not created then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
@@ -43,6 +44,7 @@ if dead_to then
   redis.call('ZCARD', pending)
   redis.call('ZCARD', targets)
 end
+-- A key of a wrong type stops the script here.
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 local page = redis.call('ZRANGE', store, rank, rank + limit - 1, 'WITHSCORES')

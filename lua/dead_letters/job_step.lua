@@ -36,6 +36,7 @@ local letters, members = ARGV[5], ARGV[9]
 if #members % MEMBER ~= 0 or #members > 1000 * MEMBER then
   fail('ARG', 'members')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('LLEN', joblog)
 local state, runner, batch, recorded, noted, slot =
   unpack(redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded', 'members', 'slot'))

@@ -12,6 +12,7 @@ Atomic    Types are checked first. A second run finds the job stopped or stoppin
 --- @include "lib/dead_letters/jobs"
 local now = clock(ARGV[1])
 local keep = whole_number(ARGV[2], 1, JOB_KEPT_MOST_S, 'keep_s')
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('LLEN', joblog)
 local state, members = unpack(redis.call('HMGET', job, 'state', 'members'))
 if state ~= 'running' and state ~= 'paused' then

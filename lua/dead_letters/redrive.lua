@@ -52,6 +52,7 @@ if holds then
   is_held = hold_of
 end
 local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, NUMBER_MOST, 'died_by')
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', results)

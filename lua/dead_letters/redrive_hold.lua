@@ -37,6 +37,7 @@ if #ARGV < 6 or #ARGV > 2004 or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 local outcomes, reply, new_holds, seen, bytes, held = {}, { now, '' }, {}, {}, 0, 0
 

@@ -38,6 +38,7 @@ end
 if #ARGV < 4 or #ARGV > 2002 or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
 redis.call('ZCARD', audit)

@@ -30,6 +30,7 @@ end
 if #ARGV < 3 or #ARGV > 1002 then
   fail('ARG', 'count')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', dead)
 redis.call('HLEN', deaths)
 local retention = tonumber(dead_retention_ms or 0)

@@ -40,6 +40,7 @@ if holds then
   is_held = hold_of
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', trash)
 redis.call('HLEN', deaths)
 redis.call('HLEN', records)

@@ -41,6 +41,7 @@ end
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', bodies)
 redis.call('ZCARD', store)
 allow_oom(waits)

@@ -58,6 +58,7 @@ local created, waiting, blocked, front, grouped, holder, timed_priority =
 if not created then
   return { 0, n } -- the topic was deleted, with its messages
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
 redis.call('ZCARD', waits)

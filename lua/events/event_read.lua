@@ -44,6 +44,7 @@ local names
 names = wait_names(ids)
 local found = redis.call('HMGET', bodies, unpack(names))
 local scores = redis.call('ZMSCORE', prepare, unpack(ids))
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', waits)
 allow_oom(prepare)
 local reply, bytes, late, fields, new, seen = {}, 0, {}, {}, 0, {}

@@ -30,6 +30,7 @@ if #data > DATA_MOST then
 end
 local keep = whole_number(ARGV[4], 1, WAIT_MOST_MS, 'keep_ms')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', waiters)
 redis.call('ZCARD', undelivered)
 local stored, is_new = redis.call('HGET', event, 'e'), 0

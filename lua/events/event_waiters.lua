@@ -29,6 +29,7 @@ if #ARGV - GIVEN_FROM + 1 > MOST then
   fail('ARG', 'waiters')
 end
 local stored = redis.call('HGET', event, 'e')
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', waiters)
 allow_oom(undelivered)
 if #ARGV >= GIVEN_FROM then

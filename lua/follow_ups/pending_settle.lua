@@ -51,6 +51,7 @@ if refused then
   redis.call('HLEN', results)
   redis.call('ZCARD', keeping)
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', pending)
 local score = redis.call('ZSCORE', targets, target)
 local is_mine = score and score == claim

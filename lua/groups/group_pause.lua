@@ -19,6 +19,7 @@ end
 if ARGV[1] == '' or #ARGV[1] > 200 then
   fail('ARG', 'name')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 if not setting then
   return -1

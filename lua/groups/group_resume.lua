@@ -23,6 +23,7 @@ end
 if ARGV[5] ~= 'paused' and ARGV[5] ~= 'dead' then
   fail('ARG', 'what')
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 if not setting then
   return 0

@@ -59,6 +59,7 @@ if not created then
 end
 local limit = whole_number(ARGV[2], 1, PAGE_MOST, 'limit')
 local cursor, server = read_cursor(ARGV[1])
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', store)
 if not setting then
   return { '0', 1, -1 }

@@ -22,6 +22,7 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local reply = redis.call('ZRANGE', queries, 0, limit - 1, 'WITHSCORES')
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', leases)
 allow_oom(queries)
 note_first_end()

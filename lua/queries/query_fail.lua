@@ -54,6 +54,7 @@ local handed_out = tonumber(state[READ] or 0)
 local page = low <= high and redis.call('LRANGE', querylog, low - first - 1, high - first - 1) or {}
 local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)

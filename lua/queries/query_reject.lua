@@ -47,6 +47,7 @@ local size = math.max(0, math.min(limit, math.min(upto, tail) - first))
 local page = size > 0 and redis.call('LRANGE', querylog, 0, size - 1) or {}
 local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(page)) or {}
 local done, marked = tonumber(state[SETTLED] or 0), read_marks(first + 1, first + size)
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)

@@ -46,6 +46,7 @@ local low = math.max(after, expired_to, tonumber(state[SETTLED] or 0))
 if low >= tail or tonumber(state[READ] or 0) > after then
   return { 0, tail, 0 }
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)

@@ -50,6 +50,7 @@ local left, other = other_owner(state, ARGV[3], now)
 if other and owner_ms > 0 and left > 0 then
   return { in_flight, tail, settled, handed_out, left, other }
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', queries)
 redis.call('ZCARD', leases)
 allow_oom(queries)

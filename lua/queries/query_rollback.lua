@@ -30,12 +30,14 @@ if not created then
 end
 local state = read_query()
 local exact = state[EXACT] == '1'
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', failures)
 redis.call('ZCARD', leases)
 local lease_end = tonumber(redis.call('ZSCORE', queries, ARGV[2]) or now)
 local first, tail, expired_to = log_range(state, 0)
 local page = redis.call('LRANGE', querylog, expired_to - first, expired_to - first + limit - 1)
 local marked = read_marks(expired_to + 1, expired_to + limit)
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', prepare)
 if ARGV[4] ~= '1' and lease_end > now then
   return { 0, 0 }

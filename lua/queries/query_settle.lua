@@ -88,6 +88,7 @@ local function forget_bytes()
   end
 end
 
+-- A key of a wrong type stops the script here.
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', FAR * 1000)

@@ -38,6 +38,7 @@ if not created then
 end
 local score = redis.call('ZSCORE', prepare, id)
 local record = redis.call('HGET', records, id)
+-- A key of a wrong type stops the script here.
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 if not score or tonumber(score) ~= receipt then

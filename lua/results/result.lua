@@ -28,6 +28,7 @@ local created, outcomes = unpack(redis.call('HMGET', slot, 'created', 'outcomes'
 if not created then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here.
 redis.call('HLEN', records)
 redis.call('ZCARD', trash)
 redis.call('HLEN', results)

@@ -37,6 +37,7 @@ if created ~= ARGV[2] then
 end
 local limit = math.min(whole_number(ARGV[4], 1, MOST, 'limit'), 4 * tonumber(chunk))
 local cursor, server = read_cursor(ARGV[3])
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('HLEN', records)

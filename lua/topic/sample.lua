@@ -16,6 +16,7 @@ local keep = whole_number(ARGV[2], 1000, HISTORY_KEPT_MOST_MS, 'keep_ms')
 if #ARGV < 4 or #ARGV > 22 or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end
+-- A key of a wrong type stops the script here.
 redis.call('HLEN', history)
 if not is_open(ARGV[1]) then
   return 0

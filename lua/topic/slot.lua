@@ -41,10 +41,12 @@ local created, own_revision, chunk, dedup_ms, settled_turn, max_retries, was_pau
   accepted, delivered, skipped = unpack(redis.call('HMGET', slot, 'created', 'revision', 'chunk',
   'dedup_ms', 'settled_turn', 'max_retries', 'paused', 'limit', 'accepted', 'delivered', 'skipped'))
 local has_messages = redis.call('HLEN', records) > 0
+-- A key of a wrong type stops the script here.
 redis.call('ZCARD', rates)
 redis.call('SCARD', settled0)
 redis.call('SCARD', settled1)
 redis.call('XLEN', acked)
+-- A key of a wrong type stops the script here.
 redis.call('LLEN', ackedparts)
 delivered, skipped = tonumber(delivered or 0), tonumber(skipped or 0)
 local settings = { unpack(ARGV, 6) } -- settings and values in turn, as they will be stored

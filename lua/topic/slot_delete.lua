@@ -24,6 +24,7 @@ local waiting = redis.call('ZCARD', store) + redis.call('ZCARD', pending)
 local in_flight = redis.call('ZCARD', prepare)
 local dead_letters = redis.call('ZCARD', dead)
 local stored = redis.call('HLEN', records)
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', failures)
 redis.call('HLEN', merge)
 redis.call('ZCARD', audit)
@@ -41,6 +42,7 @@ redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 redis.call('ZCARD', waits)
 local kept = redis.call('XLEN', acked)
+-- A key of a wrong type stops the script here.
 redis.call('LLEN', ackedparts)
 if stamp and tonumber(stamp) > created then
   return { -1, waiting, in_flight, dead_letters }

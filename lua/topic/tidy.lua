@@ -35,6 +35,7 @@ local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, groupe
 if not created then
   fail('GONE', slot)
 end
+-- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
@@ -51,6 +52,7 @@ redis.call('ZCARD', prepare)
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 redis.call('XLEN', acked)
+-- A key of a wrong type stops the script here.
 redis.call('LLEN', ackedparts)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 local more = false
