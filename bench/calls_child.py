@@ -73,9 +73,9 @@ class Rmq:
     """A topic of one slot, with a client of each kind."""
 
     def __init__(self, url: str, name: str) -> None:
-        topic = rmq.Client(url).topic(name, codec="bytes")
+        topic = rmq.Client(url, timeout=REPLY_S).topic(name, codec="bytes")
         topic.open()
-        aio_topic = rmq.AsyncClient(url).topic(name, codec="bytes")
+        aio_topic = rmq.AsyncClient(url, timeout=REPLY_S).topic(name, codec="bytes")
         self._topic, self._consumer = topic, topic.consumer()
         self._aio_consumer = aio_topic.consumer()
         self.send: Call = lambda: topic.send(BODY)
