@@ -1,1 +1,1 @@
-"""Audits: find lost messages by comparing numbers of accepted, settled and stored messages."""
+"""Audits, which find lost messages."""

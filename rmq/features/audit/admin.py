@@ -1,4 +1,4 @@
-"""Audit topics: find lost messages by their numbers."""
+"""The operations of `Admin` that find lost messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncAuditAdmin(AsyncAdminPart):
-    """Operations on audits."""
+    """Finds lost messages."""
 
     async def audit(
         self,
@@ -26,15 +26,15 @@ class AsyncAuditAdmin(AsyncAdminPart):
 
         Args:
             topic: Name of the topic.
-            older_than: Minimum time since a message was reported as accepted, in seconds or
-                as a timedelta.
+            older_than: Minimum time since a message was reported as accepted, in seconds or as a
+                timedelta.
             forget: Whether to forget missing messages afterwards, so that no later audit reports
                 them.
-            progress: Function that is called with (examined messages, all messages) during the
-                work.
+            progress: Function that RMQ calls as `progress(examined, all)` during the audit, with
+                two numbers of messages.
 
         Guarantee:
-            A reported message is in no queue, and RMQ has neither settled nor removed it.
+            A reported message is in no queue, and RMQ has neither settled nor removed the message.
             Producers, consumers and operators may continue during the audit.
         """
         older_ms = duration_ms(older_than, "older_than", zero=True)

@@ -13,7 +13,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AuditAdmin(AdminPart):
-    """Operations on audits."""
+    """Finds lost messages."""
 
     def audit(
         self,
@@ -27,15 +27,15 @@ class AuditAdmin(AdminPart):
 
         Args:
             topic: Name of the topic.
-            older_than: Minimum time since a message was reported as accepted, in seconds or
-                as a timedelta.
+            older_than: Minimum time since a message was reported as accepted, in seconds or as a
+                timedelta.
             forget: Whether to forget missing messages afterwards, so that no later audit reports
                 them.
-            progress: Function that is called with (examined messages, all messages) during the
-                work.
+            progress: Function that RMQ calls as `progress(examined, all)` during the audit, with
+                two numbers of messages.
 
         Guarantee:
-            A reported message is in no queue, and RMQ has neither settled nor removed it.
+            A reported message is in no queue, and RMQ has neither settled nor removed the message.
             Producers, consumers and operators may continue during the audit.
         """
         older_ms = duration_ms(older_than, "older_than", zero=True)

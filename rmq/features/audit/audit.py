@@ -1,8 +1,8 @@
-"""The audit: `rmq.Audit` numbers messages as they are sent, so that lost messages can be found.
+"""`rmq.Audit`, which numbers messages so that lost messages can be found.
 
-A script that removes a message (ack, cancel, purge, drop) also records that the message's number is
-accounted for. A number is lost if it was not recorded in this way and no message in any queue has
-the number. `rmq.features.audit.flows` finds lost numbers.
+When a script removes a message, the script also records the number of the message. A message is
+lost if its number is not recorded and no queue has the message. `rmq.features.audit.flows` finds
+lost messages.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Missing(NamedTuple):
     Attributes:
         producer: Id of the producer, which is one client in one process: 10 hex digits.
         slot: Index of the slot.
-        first: First number.
-        last: Last number.
+        first: First number of the range.
+        last: Last number of the range.
     """
 
     producer: str
@@ -50,12 +50,12 @@ class AuditResult(NamedTuple):
         seen: Number of messages that a consumer settled.
         accounted: Number of messages that were merged, refused, cancelled, purged, expired, dropped
             or forgotten.
-        waiting: Number of numbered messages that wait.
-        in_flight: Number of numbered messages under a lease.
-        dead: Number of numbered messages that are dead letters.
-        missing: Number of accepted messages that are in no queue and not counted in `seen` or
-            `accounted`.
-        lost: Missing numbers, in at most 1000 ranges.
+        waiting: Number of waiting messages that have a number.
+        in_flight: Number of messages in flight that have a number.
+        dead: Number of dead letters that have a number.
+        missing: Number of lost messages: no queue has them, and `seen` and `accounted` do not count
+            them.
+        lost: Numbers of the lost messages, in at most 1000 ranges.
     """
 
     topic: str
@@ -78,13 +78,13 @@ class Audit(Interceptor):
     topics itself.
 
     Args:
-        every: Interval between two audits of a topic, by any of its workers, in seconds or as a
-            timedelta. Default: workers do not audit.
+        every: Interval between two audits of a topic, in seconds or as a timedelta. One worker of
+            the topic does each audit. Default: workers do not audit.
         older_than: Minimum time since a message was accepted. Younger messages are not reported.
         on_missing: Function that is called with the result of an audit that found missing messages.
 
     Attributes:
-        missing: Number of missing messages by topic, from this process's last audits.
+        missing: Number of missing messages of each topic, from the last audits of this process.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""The auditor: a worker's thread that looks for lost messages, if the client has `rmq.Audit`.
+"""The thread of a worker that looks for lost messages.
 
-In each interval, one worker of a topic audits the topic, and the other workers skip the audit.
+Only a worker whose client has `rmq.Audit` starts this thread. In each interval, one worker audits a
+topic, and the other workers of the topic skip the audit.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class Auditor:
             raise _Stopped
 
     def ask_to_stop(self) -> None:
-        """Ask the thread to end after the current page."""
+        """Tell the thread to stop. Do not wait until it has stopped."""
         self._stop.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the thread, and wait at most `wait_s` seconds for its end."""
+        """Stop the thread, and wait for its end for at most `wait_s` seconds."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))
 
@@ -80,7 +81,7 @@ class _Stopped(Exception):
 def start(
     chain: Iterable[Interceptor], transport: Transport, contexts: Iterable[TopicContext]
 ) -> Auditor | None:
-    """Start an auditor if an interceptor of the client requires audits."""
+    """Start an auditor if the client has an interceptor `rmq.Audit`."""
     for interceptor in chain:
         if isinstance(interceptor, Audit) and interceptor.every_ms is not None:
             return Auditor(interceptor, transport, contexts)

@@ -36,12 +36,12 @@ SHOWN = 20  # ranges of missing numbers in a table; --json has all
     help="Report the missing messages of TOPIC a last time.",
 )
 def audit(topic: str | None, older_than: float, forget: bool) -> None:
-    """Report whether messages of TOPIC, or of any topic, were lost.
+    """Report whether messages of TOPIC were lost. Without TOPIC, audit all topics.
 
-    Producers whose clients use rmq.Audit number their messages. A number is missing if its message
-    was accepted, is in no queue, and was not settled or removed by RMQ. SEEN counts acked messages.
-    ACCOUNTED counts messages that were merged, cancelled, purged, expired or dropped. Exit code 1
-    means that numbers are missing.
+    Producers whose clients use rmq.Audit number their messages. A message is missing if RMQ
+    accepted it, no queue has it, and RMQ has neither settled nor removed it. SEEN counts acked
+    messages. ACCOUNTED counts messages that were merged, cancelled, purged, expired or dropped.
+    Exit code 1 means that messages are missing.
     """
     if forget and topic is None:
         raise click.UsageError("--forget: name the TOPIC")

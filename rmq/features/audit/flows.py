@@ -1,9 +1,11 @@
-"""Audit a topic: find the numbers of accepted messages that are lost.
+"""Audit a topic: find accepted messages that are lost.
 
-A number is open until its message is removed. The script that removes the message also closes the
-number. An audit reads the open numbers of a topic, then all messages, then the open numbers again.
-A number is missing if three conditions hold: its message was accepted, the number is open both
-times, and no message has the number. So the result is exact even for a busy topic.
+A number is "open" until RMQ removes the message that has the number. The script that removes the
+message also closes the number.
+
+An audit reads the open numbers of a topic, then all messages, then the open numbers again. A
+message is missing if RMQ accepted it, its number was open both times, and no queue has it. So the
+result is exact even while the topic is used.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """Open numbers of a producer in a slot. A number is open until its message is removed."""
+    """The numbers of one producer in one slot whose messages RMQ has not removed yet."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.ranges: list[tuple[int, int, int]] = []  # first, last, open since
 
     def accepted(self, before_ms: float) -> Ranges:
-        """Return the accepted numbers that became open before `before_ms` (epoch ms)."""
+        """Return the accepted numbers that the producer reserved before `before_ms` (epoch ms)."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges
@@ -41,7 +43,7 @@ class _OpenNumbers:
 
 
 class _Account:
-    """Counts of a slot, and the numbers of messages that were not removed yet, by producer."""
+    """The counts of a slot, and the numbers of the messages that RMQ has not removed yet."""
 
     def __init__(self) -> None:
         self.now_ms = self.numbered = self.seen = self.accounted = 0
@@ -59,10 +61,6 @@ class _Account:
 
 
 def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
-    """Read, from one slot, the numbers of messages that were not removed yet.
-
-    `page` is the first page, if the caller has already read it.
-    """
     account = _Account()
     if page is None:
         page = yield scripts.audit_open(keys)
@@ -96,15 +94,15 @@ def audit(
     every_ms: int = 0,
     progress: Progress | None = None,
 ) -> Flow[AuditResult | None]:
-    """Find missing numbers of a topic.
+    """Find the missing messages of a topic.
 
     Args:
         context: Context of the topic.
-        older_ms: Minimum time since a number was reported as accepted, in ms.
-        forget: Whether to forget missing numbers, so that later audits do not report them.
-        every_ms: Minimum time since the previous audit with this argument, in ms. If less time has
-            passed, the function returns None.
-        progress: Function that is called with (records read, records in all) during the work.
+        older_ms: Minimum time since a message was accepted, in ms.
+        forget: Whether to forget missing messages, so that later audits do not report them.
+        every_ms: Interval between audits, in ms. If an audit began within this time, return None.
+        progress: Function that is called as `progress(read, all)` during the audit, with two
+            numbers of records.
     """
     yield from opening.ensure_open(context, create=False)
     first_page = None

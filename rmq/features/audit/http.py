@@ -10,18 +10,18 @@ TABLE = Table("audits")
 
 
 class AuditQuery(Request):
-    """Minimum age of the messages to audit: seconds since they were accepted."""
+    """Selects messages by their age: the seconds since RMQ accepted them."""
 
     older_than: Seconds = 60
 
 
 class Audited(Answer):
-    """The audit of a topic, with the same fields as in `rmq audit`.
+    """The result of an audit, with the same fields as in `rmq audit`.
 
     Attributes:
-        missing: Number of accepted messages that are in no queue, and that RMQ has neither settled
-            nor removed.
-        lost: Missing numbers, in at most 1000 ranges.
+        missing: Number of lost messages: no queue has them, and RMQ has neither settled nor removed
+            them.
+        lost: Numbers of the lost messages, in at most 1000 ranges.
     """
 
     topic: str
@@ -43,12 +43,12 @@ async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> 
 
 
 class ForgetMissing(AuditQuery):
-    """Minimum age of the missing messages to forget: seconds since they were accepted."""
+    """Selects missing messages to forget by their age: the seconds since RMQ accepted them."""
 
 
 @TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)
 async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetMissing) -> Audited:
-    """Report missing messages once more, and record them so that no audit reports them again."""
+    """Report missing messages a last time. Later audits do not report them."""
     found = await context.admin.audit(path.topic, older_than=body.older_than, forget=True)
     return show(found, Audited)
 

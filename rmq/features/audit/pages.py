@@ -1,4 +1,4 @@
-"""The page of a topic's audit, which shows missing messages and can start an audit."""
+"""The console page on which you audit a topic and see its missing messages."""
 
 from __future__ import annotations
 

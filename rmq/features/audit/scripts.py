@@ -1,4 +1,4 @@
-"""Commands of the audit: read the numbers of messages that were not removed; scan messages."""
+"""The Lua scripts of the audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmq.kernel.transport.flow.steps import Command, script_call
 
 
 class AuditOpenPage(NamedTuple):
-    """The reply of the script `audit_open`: counts of a slot, and numbers of its messages."""
+    """Reply of the script `audit_open`: the counts of a slot and the numbers of its messages."""
 
     now_ms: int
     numbered: int
@@ -20,7 +20,7 @@ class AuditOpenPage(NamedTuple):
 
 
 class AuditScanPage(NamedTuple):
-    """The reply of the script `audit_scan`."""
+    """Reply of the script `audit_scan`."""
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
     looked: int  # number of records read
@@ -32,9 +32,9 @@ class AuditScanPage(NamedTuple):
 def audit_open(
     keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
 ) -> Command[AuditOpenPage | None]:
-    """Read a page of the numbers of messages that were not removed yet.
+    """Read a page of the numbers whose messages RMQ has not removed yet.
 
-    Return None if another audit began within the time in `every_ms`.
+    Return None if another audit began during the last `every_ms` milliseconds.
     """
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
@@ -46,7 +46,7 @@ def audit_open(
 
 
 def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
-    """Read a page of the numbered messages in a slot."""
+    """Read a page of the messages in a slot that have a number."""
     return script_call(
         "audit_scan",
         keys,

@@ -1,6 +1,6 @@
-"""Audit topics whose producers number their messages, but whose workers do not audit.
+"""Audit topics whose producers number their messages but whose workers do not audit.
 
-Each topic is audited once per interval, by any server or worker.
+In each interval, one server or worker audits a topic.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ OLDER_S = 60.0  # minimum age of the audited messages
 
 
 def _is_numbered(context: TopicContext) -> Flow[bool]:
-    """Return whether a topic has numbered messages. The check is cheaper than an audit."""
+    """Return whether a topic has numbered messages. This check costs less than an audit."""
     pages = yield from pipeline([scripts.audit_open(keys) for keys in context.slots])
     return any(page.numbered for page in pages)
 
 
 class Audits(SurveyedService):
-    """Audit each topic once in ten minutes.
+    """Audits each topic once in ten minutes.
 
     Attributes:
-        missing: Number of missing messages by topic, from this server's last audits. Topics without
-            numbered messages are omitted.
+        missing: Number of missing messages of each topic, from the last audits of this server.
+            Topics without numbered messages are omitted.
     """
 
     name = "audits"
@@ -48,7 +48,7 @@ class Audits(SurveyedService):
         self.missing: dict[str, int] = {}
 
     def run_once(self) -> int:
-        """Audit the topics that are due. Return how many topics had numbered messages."""
+        """Audit the topics that are due. Return how many of them have numbered messages."""
         topics, now, audited = self._survey.topics, time.monotonic(), 0
         self._next_at = {name: at for name, at in self._next_at.items() if name in topics}
         missing = {name: count for name, count in self.missing.items() if name in topics}
