@@ -15,9 +15,9 @@ TABLE = Table("audits")
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """A position in the list, as cursors encode it.
+    """A position in the list of records, encoded in a cursor.
 
-    A position has a time, and the number of records with this time that were already shown.
+    The position has a time, and the number of records with this time that were already listed.
     """
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
@@ -40,7 +40,7 @@ class AuditTrail(Answer):
 
 @TABLE.get("/audit-trail")
 async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> AuditTrail:
-    """List actions of users and programs, newest first. The newest 10 000 actions are kept."""
+    """List actions of users and programs, newest first. Redis keeps the newest 10 000 actions."""
     place = read_cursor(query.cursor, Position) if query.cursor else None
     seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
     found = (await context.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
@@ -54,7 +54,7 @@ async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> A
 
 
 class AuditLine(Answer):
-    """A record of the audit trail: the user, the action, the object of the action, and details."""
+    """A record of the audit trail: the user, the action, what the action changed, and details."""
 
     at: datetime
     by: str
