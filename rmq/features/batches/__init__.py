@@ -1,1 +1,1 @@
-"""Batches: messages that end together, and one message that is sent then."""
+"""Batches: RMQ sends one message, the callback, when all messages of a batch have ended."""

@@ -1,4 +1,4 @@
-"""List, read, close and cancel batches."""
+"""The operations of `Admin` on batches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncBatchAdmin(AsyncAdminPart):
-    """Operations on batches, which are named by the programs that open them."""
+    """Lists, reads, closes and cancels batches. The program that opens a batch chooses its name."""
 
     async def batches(self) -> list[BatchState]:
         """Return all batches that Redis keeps, newest first.
 
-        By default, a batch is kept for 7 days after its end.
+        Redis keeps a batch for 7 days after its end, unless the program sets another time.
         """
         return await self._run(flows.batches(self._prefix))
 
@@ -28,15 +28,14 @@ class AsyncBatchAdmin(AsyncAdminPart):
     async def batch_close(self, name: str) -> State:
         """Close a batch, for example because the program that opened it has died.
 
-        After that, only the handlers of its members can add members. Its callback is sent when all
-        members have ended.
+        After that, only handlers of messages of the batch can add messages. RMQ sends the callback
+        when all messages have ended.
 
         Args:
             name: Name of the batch.
 
         Returns:
-            "closed", or "done" if all members had ended. A batch that is closed already is not
-            changed.
+            "closed", or "done" if all messages had ended. A second close changes nothing.
 
         Raises:
             BatchNotFound: There is no batch with this name, or it ended long ago.
@@ -44,16 +43,16 @@ class AsyncBatchAdmin(AsyncAdminPart):
         return await self._run(flows.close_batch(await self._named(name)))
 
     async def batch_cancel(self, name: str) -> int:
-        """Close a batch, and cancel its members that wait or run.
+        """Close a batch, and cancel its messages that wait or are in flight.
 
-        The callback is sent when all members have ended. It says that the batch was cancelled.
-        Dead letters stay. If the batch waits for them, purge or redrive them.
+        RMQ sends the callback when all messages have ended. The callback says that the batch was
+        cancelled. Dead letters stay. If the batch waits for dead letters, purge or redrive them.
 
         Args:
             name: Name of the batch.
 
         Returns:
-            Number of members that were cancelled, or whose cancellation was requested.
+            Number of messages that were cancelled, or whose cancellation was requested.
 
         Raises:
             BatchNotFound: There is no batch with this name, or it ended long ago.

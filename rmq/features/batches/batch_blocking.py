@@ -14,21 +14,21 @@ from rmq.kernel.core.message import Outgoing, SendResult, refuse_unknown
 
 
 class Batch(BatchBase):
-    """Messages that end together. When all of them have ended, one message is sent: the callback.
+    """A batch of messages. When all of them have ended, RMQ sends one more message: the callback.
 
     `with client.batch(...) as batch:` opens the batch, and closes it at the end of the block.
-    After an exception the batch stays open, so that the program can continue it. The handler of a
-    member gets the batch by `client.batch(delivery)`, and may add members.
+    After an exception the batch stays open, so that the program can continue it. A handler calls
+    `client.batch(delivery)` to get the batch of its message, and may add messages.
 
     Guarantee:
-        The callback is sent exactly once, when the batch is closed and all its members have ended:
-        acked, dead, cancelled, expired, purged, dropped, or not found. A member that ends twice
-        counts once. If a program opens a batch with a known name and sends the same dedup keys, no
-        message is sent twice.
+        RMQ sends the callback exactly once, when the batch is closed and all its messages have
+        ended. A message ends when it is acked, dead, cancelled, expired, purged, dropped, or not
+        found. A message that ends twice counts once. If a program opens a batch again with the same
+        name and sends the same dedup keys, RMQ sends no message twice.
     """
 
     def open(self) -> State:
-        """Create the batch, or find the batch that has this name. Return its state.
+        """Create the batch, or find an existing batch with this name. Return its state.
 
         Raises:
             BatchNotFound: The batch does not exist, and no `then` was given.
@@ -38,17 +38,17 @@ class Batch(BatchBase):
         return state
 
     def send(self, topic: Any, body: Any, **options: Any) -> SendResult:
-        """Send one message as a member of the batch.
+        """Send one message in the batch.
 
         Args:
             topic: Topic, or its name.
             body: Body of the message.
-            options: Fields of `rmq.Outgoing`, except those of merging messages.
+            options: Fields of `rmq.Outgoing`. A merge key is not allowed.
 
         Raises:
-            BatchClosed: The batch takes no new members.
+            BatchClosed: The batch is closed, and accepts no more messages.
             BatchNotFound: The batch does not exist.
-            RMQError: As for `send_many` of a topic.
+            RMQError: The same errors as `send_many` of a topic.
         """
         try:
             out = Outgoing(body, **options)
@@ -59,31 +59,31 @@ class Batch(BatchBase):
         return results[0]
 
     def send_many(self, topic: Any, messages: Iterable[Outgoing]) -> list[SendResult]:
-        """Send messages as members of the batch. Return their results in order.
+        """Send messages in the batch. Return the result of each message, in order.
 
-        In pages of 400, messages are first recorded as members and then sent. If the program dies
-        in between, `rmq server` records the members that were not sent as lost. If a member with
-        the same dedup key has ended, the message is not sent, and its result is "duplicate".
+        The batch records each page of 400 messages as members, then sends the page. If the program
+        dies between these steps, `rmq server` later records the unsent members as lost. If a member
+        with the same dedup key has already ended, the message is not sent, and its result is
+        "duplicate".
 
         Args:
             topic: Topic, or its name.
             messages: Messages without merge keys.
 
         Raises:
-            BatchClosed: The batch takes no new members. Earlier pages were sent.
+            BatchClosed: The batch is closed, and accepts no more messages. Earlier pages were sent.
             BatchNotFound: The batch does not exist.
-            RMQError: As for `send_many` of a topic.
+            RMQError: The same errors as `send_many` of a topic.
         """
         flow = flows.send_many(self._definition, self._target(topic), messages)
         results: list[SendResult] = self._run(flow)
         return results
 
     def close(self) -> State:
-        """Close the batch, so that its callback is sent when all members have ended.
+        """Close the batch. RMQ sends the callback when all messages of the batch have ended.
 
         Returns:
-            "closed", or "done" if the callback is sent. A batch that is closed twice is not
-            changed.
+            "closed", or "done" if the callback was already sent. A second close changes nothing.
 
         Raises:
             BatchNotFound: The batch does not exist.
@@ -92,12 +92,13 @@ class Batch(BatchBase):
         return state
 
     def cancel(self) -> int:
-        """Close the batch, and cancel its members that wait or run.
+        """Close the batch, and cancel its messages that wait or are in flight.
 
-        The callback is sent when all members have ended. It says that the batch was cancelled.
+        RMQ sends the callback when all messages have ended. The callback says that the batch was
+        cancelled.
 
         Returns:
-            Number of members that were cancelled, or whose cancellation was requested.
+            Number of messages that were cancelled, or whose cancellation was requested.
 
         Raises:
             BatchNotFound: The batch does not exist.

@@ -23,15 +23,15 @@ COLUMNS = (
 
 @click.group(cls=CommandGroup)
 def batch() -> None:
-    """List, show, close and cancel batches: messages that end together."""
+    """List, show, close and cancel batches of messages."""
 
 
 @batch.command("ls", examples=("rmq batch ls", "rmq batch ls --json"))
 def list_batches() -> None:
     """List the batches, newest first.
 
-    The column TOPIC shows which topic gets the callback. A batch is listed for 7 days after its
-    end, unless its program sets another time.
+    The column TOPIC shows the topic that gets the callback. Redis keeps a batch for 7 days after
+    its end, unless the program sets another time.
     """
     common = common_options()
     with common.client() as client:
@@ -53,7 +53,7 @@ def _state(batch: rmq.BatchState) -> str:
 @batch.command(examples=("rmq batch show import-7",))
 @click.argument("name")
 def show(name: str) -> None:
-    """Show the batch NAME: its state, and how many members have ended with each outcome."""
+    """Show the batch NAME: its state, and how many of its messages ended in which way."""
     common = common_options()
     with common.client() as client:
         found = client.admin.batch(name)
@@ -72,9 +72,9 @@ def show(name: str) -> None:
 @batch.command(examples=("rmq batch close import-7",))
 @click.argument("name")
 def close(name: str) -> None:
-    """Close the batch NAME, so that its callback is sent when all members have ended.
+    """Close the batch NAME. RMQ sends its callback when all messages of the batch have ended.
 
-    Use it if the program that opened the batch died before it closed the batch.
+    Use this command if the program that opened the batch died before it could close the batch.
     """
     common = common_options()
     with common.client() as client:
@@ -86,10 +86,10 @@ def close(name: str) -> None:
 @click.argument("name")
 @YES
 def cancel(name: str, yes: bool) -> None:
-    """Close the batch NAME, and cancel its members that wait or run.
+    """Close the batch NAME, and cancel its messages that wait or are in flight.
 
-    The callback is sent when all members have ended, and says that the batch was cancelled. You
-    must first type the name of the batch to confirm.
+    RMQ sends the callback when all messages have ended. The callback says that the batch was
+    cancelled. To confirm, you must type the name of the batch.
     """
     common = common_options()
     with common.client() as client:

@@ -1,6 +1,7 @@
 """Open, fill, close, read and list batches.
 
-The hash `rmq:batches` has the topic and the slot of each batch, by name. The slot has the batch.
+Each batch is stored in one slot. The hash `rmq:batches` has the topic and the slot of each batch,
+by the name of the batch.
 """
 
 from __future__ import annotations
@@ -50,28 +51,29 @@ Dead = Literal["count", "wait"]
 
 
 class BatchState(NamedTuple):
-    """The state of a batch.
+    """The state of a batch. Its messages are called members.
 
     Attributes:
         name: Name of the batch.
-        state: "open" (members can be added), "closed" (it waits for its members), or "done" (its
-            callback is sent).
+        state: "open" (programs can add members), "closed" (the batch waits until its members have
+            ended), or "done" (the callback was sent).
         topic: Topic that gets the callback.
         members: Number of members.
         open: Number of members that have not ended.
         succeeded: Number of members that were acked.
         handed_over: Number of members that a consumer with `at_most_once` received.
-        dead: Number of members that became dead letters, unless the batch waits for them.
+        dead: Number of members that became dead letters. Always 0 if the batch waits for them.
         cancelled: Number of members that were cancelled.
         expired: Number of members that were dropped because of their expiry.
         purged: Number of members that a purge deleted.
         dropped: Number of members that were deleted to make room.
-        lost: Number of members that were not found: they were never sent, or Redis lost them.
+        lost: Number of members that RMQ did not find, because they were never sent or Redis lost
+            them.
         is_cancelled: Whether the batch was cancelled.
         waits_for_dead: Whether the batch waits until its dead letters are redriven or removed.
         topics: Topics of the members.
         created: Time at which the batch was opened.
-        ended: Time at which its callback was stored, or None.
+        ended: Time at which RMQ sent the callback, or None.
         timeout: Time at which `rmq server` closes the batch, or None.
     """
 
@@ -98,19 +100,20 @@ class BatchState(NamedTuple):
 
 @dataclass(slots=True)
 class Definition:
-    """A batch as a program defines it.
+    """Definition of a batch by the program that opens it. Its messages are called members.
 
     Attributes:
         home: Topic that gets the callback.
         name: Name of the batch.
         callback: The callback, or None if the batch must exist already.
-        dead: "count" if a dead letter has ended, or "wait" if the batch waits for its redrive.
+        dead: "count" if a dead letter counts as ended. "wait" if the batch waits until the dead
+            letter is redriven.
         timeout: Time after which `rmq server` closes the batch, or None.
         keep: Time for which the batch is kept after its end.
         slot: Slot of the batch, or None if it is not known yet.
-        by: Id of the member whose handler adds further members, or ''.
-        outside: Ids that could not become members, because a message outside of the batch has the
-            same dedup key or id.
+        by: Id of the member whose handler opened this object to add members, or ''.
+        outside: Ids of messages that could not join the batch, because another message already has
+            the same dedup key or id.
     """
 
     home: TopicContext
@@ -133,16 +136,13 @@ class Definition:
             raise InvalidValue(f"dead: {self.dead!r}; give 'count' or 'wait'")
 
     def keys(self) -> SlotKeys:
-        """Return the keys of the slot in which the batch is stored."""
+        """Return the keys of the slot that stores the batch."""
         assert self.slot is not None
         return SlotKeys(self.home.prefix, self.home.name, self.slot)
 
 
 def definition_of(context: TopicContext, ref: BatchRef) -> Definition:
-    """Return the batch to which a message of a topic belongs.
-
-    Its handler may add further members.
-    """
+    """Return the batch of a message, so that the handler of the message can add messages."""
     home = target_of(context, ref.topic)[0]
     return Definition(home, ref.name, slot=ref.slot, by=ref.id)
 
@@ -151,7 +151,7 @@ def definition_of(context: TopicContext, ref: BatchRef) -> Definition:
 
 
 def open_batch(batch: Definition) -> Flow[State]:
-    """Create the batch, or find the batch that exists with this name. Return its state.
+    """Create the batch, or find an existing batch with this name. Return the state of the batch.
 
     Raises:
         BatchNotFound: The batch does not exist, and the definition has no callback.
@@ -194,7 +194,6 @@ def open_batch(batch: Definition) -> Flow[State]:
 
 
 def _encode_callback(batch: Definition) -> tuple[str, bytes, int]:
-    """Encode the callback: its slot, its message, and the position of the counts in it."""
     home, out = batch.home, batch.callback
     assert out is not None
     if out.merge_key is not None or out.time_range is not None or out.id is not None:
@@ -224,12 +223,12 @@ def _not_found(name: str) -> BatchNotFound:
 def send_many(
     batch: Definition, target: TopicContext, messages: Iterable[Outgoing]
 ) -> Flow[list[SendResult]]:
-    """Send messages as members of the batch.
+    """Send messages in the batch.
 
-    Each page of messages is recorded as members before it is sent.
+    Each page of messages is recorded as members of the batch before it is sent.
 
     Raises:
-        BatchClosed: The batch takes no new members. The pages before were sent.
+        BatchClosed: The batch is closed, and accepts no more messages. Earlier pages were sent.
         BatchNotFound: The batch does not exist.
     """
     if batch.slot is None:
@@ -286,15 +285,15 @@ def _send_page(
 
 
 def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Flow[list[MessageId]]:
-    """Return the messages that other programs sent without this batch.
+    """Return the ids of messages that were sent without this batch.
 
-    A program that runs at the same time may have sent them between our `batch_add` and `send`. Such
-    a message has the mark of the batch, and is a member. If it has ended since, its slot or the
-    batch has its end, and the batch ignores it.
+    Another program may open the same batch and send a message between our `batch_add` and our
+    `send`. Such a message has the mark of the batch, so it is a member. If the message has already
+    ended, its slot or the batch has recorded its end.
 
     Args:
         target: Topic of the messages.
-        known: Pairs of an id, and the mark of a member with this id.
+        known: Pairs of the id of a message and the mark that the message has if it is a member.
     """
     reads: list[Command[bytes | None]] = []
     for id, _ in known:
@@ -326,9 +325,9 @@ def _id_for(target: TopicContext, out: Outgoing) -> MessageId:
 
 
 def close_batch(batch: Definition, cancelled: bool = False) -> Flow[State]:
-    """Close the batch, and send its callback if all members have ended.
+    """Close the batch, and send its callback if all messages have ended.
 
-    Return its state. If `cancelled` is true, the batch is also marked as cancelled.
+    Return the state of the batch. If `cancelled` is true, also mark the batch as cancelled.
     """
     if batch.slot is None:
         yield from open_batch(batch)
@@ -351,7 +350,7 @@ def read(batch: Definition) -> Flow[BatchState]:
 
 
 def state_of(name: str, fields: BatchFields) -> BatchState:
-    """Return the state of a batch with these fields in Redis."""
+    """Convert the fields of a batch in Redis to its state."""
     topic = fields.target.rpartition(":")[0]
     return BatchState(
         name, cast(State, STATES[fields.state]), topic, fields.all, fields.open,
@@ -366,10 +365,10 @@ def state_of(name: str, fields: BatchFields) -> BatchState:
 
 
 def batches(prefix: str) -> Flow[list[BatchState]]:
-    """Return the batches that are kept, newest first.
+    """Return the batches that Redis keeps, newest first.
 
-    Delete the names of batches that are not kept any more. Batches that this Redis user may not
-    read are omitted. If the user may read none of them, the call fails.
+    This function also deletes the names of batches that have expired. Batches that this Redis user
+    may not read are omitted. If the user may not read any batch, the call fails.
     """
     places = yield from registry.listed(prefix)
     found = yield from registry.read(prefix, places)

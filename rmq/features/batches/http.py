@@ -1,4 +1,4 @@
-"""Batches: list, read, close and cancel them."""
+"""HTTP routes of batches: list, read, close and cancel them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NONE = "not-found"
 
 
 class BatchPath(Request):
-    """A batch, by its name."""
+    """The name of a batch."""
 
     name: Name
 
@@ -42,13 +42,13 @@ class BatchesQuery(Request):
 
 
 class CancelBatch(Request):
-    """The name of the batch, to confirm that its members are cancelled."""
+    """The name of the batch, to confirm the cancel."""
 
     confirm: Name
 
 
 class Batch(Answer):
-    """A batch, as `rmq batch show` prints it. Members that have ended are counted by outcome."""
+    """A batch, with the same fields as in `rmq batch show`."""
 
     name: str
     state: State
@@ -79,14 +79,17 @@ class BatchList(Answer):
 
 
 class BatchClose(Answer):
-    """The state of a batch after a close: "closed", or "done" if all members had ended."""
+    """The state of a batch after a close: "closed", or "done" if all messages had ended."""
 
     state: State
 
 
 @TABLE.get("/batches")
 async def list_batches(context: RequestContext, query: BatchesQuery) -> BatchList:
-    """List batches, newest first. By default, a batch is kept for 7 days after its end."""
+    """List batches, newest first.
+
+    RMQ keeps a batch for 7 days after its end, unless the program sets another time.
+    """
 
     def position(batch: BatchState) -> tuple[float, str]:
         return -batch.created.timestamp(), batch.name
@@ -108,13 +111,13 @@ async def get_batch(context: RequestContext, path: BatchPath) -> Batch:
 
 @TABLE.post("/batches/{name}/close", NONE, role=Role.OPERATOR)
 async def close_batch(context: RequestContext, path: BatchPath, body: Nothing) -> BatchClose:
-    """Close a batch, so that its callback is sent when all members have ended."""
+    """Close a batch. RMQ sends its callback when all messages of the batch have ended."""
     return BatchClose(state=await context.admin.batch_close(path.name))
 
 
 @TABLE.post("/batches/{name}/cancel", NONE, role=Role.ADMIN)
 async def cancel_batch(context: RequestContext, path: BatchPath, body: CancelBatch) -> Count:
-    """Close a batch, and cancel its members that wait or run. Return their number."""
+    """Close a batch, and cancel its messages that wait or are in flight. Return their number."""
     check_confirm(body.confirm, path.name, "batch")
     return Count(count=await context.admin.batch_cancel(path.name))
 

@@ -1,4 +1,4 @@
-"""Cancel the open members of a batch, and end members that were lost."""
+"""Cancel the members of a batch that have not ended, and find members that were lost."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LOST_MOST = 10_000  # limit of members that an examination ends
 
 
 def cancel(batch: Definition) -> Flow[int]:
-    """Close the batch, and cancel its members that wait or run. Return how many were cancelled.
+    """Close the batch, and cancel its members that wait or are in flight. Return their number.
 
-    The callback is sent when all members have ended, with `is_cancelled`.
+    RMQ sends the callback when all members have ended. The callback has `is_cancelled`.
 
     Raises:
         BatchNotFound: The batch does not exist.
@@ -79,16 +79,16 @@ def _by_slot(
 
 
 class Examined(NamedTuple):
-    """The result of an examination: whether it closed the batch, and the number of lost members."""
+    """Whether an examination closed the batch, and how many members it recorded as lost."""
 
     closed: bool = False
     lost: int = 0
 
 
 def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
-    """Close the batch if its timeout has passed, and record members that were not found as `lost`.
+    """Close the batch if its timeout has passed, and record missing members as `lost`.
 
-    Members are searched only if the batch has not changed for LOST_AFTER_MS.
+    The function looks for missing members only if the batch has not changed for LOST_AFTER_MS.
     """
     fields = yield scripts.read_batch(batch.keys(), batch.name)
     if fields is None or fields.state == "d":
@@ -121,9 +121,9 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
 def _lost(
     batch: Definition, context: TopicContext, ids: Sequence[str], elsewhere: Set[str]
 ) -> Flow[list[str]]:
-    """Return the members that are in no queue, and whose end no slot will report.
+    """Return the lost members: no queue has them, and no slot will report their end.
 
-    Members that may be in another topic (`elsewhere`) are lost only if their topic was deleted.
+    A member that may be in another topic (`elsewhere`) is lost only if its topic was deleted.
     """
     stem = f"{batch.home.name} {batch.slot} {batch.name}"
     try:

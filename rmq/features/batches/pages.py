@@ -1,4 +1,4 @@
-"""Pages of batches: messages that end together."""
+"""Console pages of batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def batches(request: PageRequest) -> View:
 
 @PAGES.get("/batches/{name}")
 async def batch(request: PageRequest) -> View:
-    """Show how many members of a batch have ended, and in which way."""
+    """Show how many messages of a batch ended, and in which way."""
     found = await request.context.admin.batch(request.path["name"])
     counts = {word.replace("_", " "): getattr(found, word) for word in OUTCOMES.values()}
     return View("batch.html", {"batch": found, "counts": counts}, found.name)
@@ -39,14 +39,14 @@ async def close(request: PageRequest) -> Redirect:
 
 @PAGES.get("/batches/{name}/cancel", Role.ADMIN)
 async def ask_cancel(request: PageRequest) -> View:
-    """Ask for the name of a batch whose members are cancelled."""
+    """Ask the user to type the name of a batch before its messages are cancelled."""
     found = await request.context.admin.batch(request.path["name"])
     return View("cancel_batch.html", {"batch": found}, f"Cancel {found.name}")
 
 
 @PAGES.post("/batches/{name}/cancel", Role.ADMIN)
 async def cancel(request: PageRequest) -> Redirect:
-    """Cancel the members of a batch that wait or run."""
+    """Cancel the messages of a batch that wait or are in flight."""
     name = request.path["name"]
     request.confirm(name)
     count = await request.context.admin.batch_cancel(name)

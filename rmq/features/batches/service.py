@@ -1,6 +1,6 @@
-"""The service of `rmq server` for batches.
+"""The background work of `rmq server` for batches.
 
-It closes batches after their timeout, ends lost members, and deletes large batches.
+The server closes batches after their timeout, records lost messages, and deletes large batches.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ REST = 20.0  # after an examination, a batch rests for this multiple of the exam
 
 
 class Batches:
-    """Closes batches after their timeout, and records members that were never sent as lost.
+    """Closes batches after their timeout, and records messages that were never sent as lost.
 
-    If there are no batches, a run sends one command.
+    If there are no batches, each run sends one command.
     """
 
     name = "batches"
@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def open(self) -> int:
-        """Number of batches whose callback had not been sent at the last run."""
+        """Number of batches whose callback was not sent yet, at the last run."""
         return len(self._open)
 
     def run_once(self) -> int:
