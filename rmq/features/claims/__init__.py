@@ -1,1 +1,1 @@
-"""Claims on business keys, for operators."""
+"""Claims on business keys: show and delete them."""

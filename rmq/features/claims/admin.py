@@ -1,4 +1,4 @@
-"""Claims on business keys: show and delete them."""
+"""The operations of `Admin` on claims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncClaimAdmin(AsyncAdminPart):
-    """Operations on claims."""
+    """Shows and deletes claims on business keys."""
 
     async def claim(self, topic: str, key: str, *, consumer: str = "default") -> ClaimStatus | None:
         """Return the claim on a business key (`rmq.Claims`), or None.
@@ -23,6 +23,6 @@ class AsyncClaimAdmin(AsyncAdminPart):
     async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """Delete the claim on a business key, in any state. Return whether there was a claim.
 
-        The next message with this key is handled, even if the work was done before.
+        RMQ handles the next message with this key, even if the work of the key was done before.
         """
         return await self._run(flows.unclaim(self._context(topic), key, consumer))

@@ -9,7 +9,7 @@ from rmq.kernel.topic.admin_part import AdminPart
 
 
 class ClaimAdmin(AdminPart):
-    """Operations on claims."""
+    """Shows and deletes claims on business keys."""
 
     def claim(self, topic: str, key: str, *, consumer: str = "default") -> ClaimStatus | None:
         """Return the claim on a business key (`rmq.Claims`), or None.
@@ -24,6 +24,6 @@ class ClaimAdmin(AdminPart):
     def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """Delete the claim on a business key, in any state. Return whether there was a claim.
 
-        The next message with this key is handled, even if the work was done before.
+        RMQ handles the next message with this key, even if the work of the key was done before.
         """
         return self._run(flows.unclaim(self._context(topic), key, consumer))

@@ -26,9 +26,10 @@ from rmq.cli_framework.options import common_options
 def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
     """Show the claim on the business key KEY of TOPIC.
 
-    The state "consuming" means that a handler runs. If the process of the handler died, the claim
-    ends with the lease. The state "consumed" means that the work is done; other deliveries with
-    this key are acked, and the handler does not run. Exit code 3 means that there is no claim.
+    The state "consuming" means that a handler runs. If the process of the handler dies, the claim
+    ends together with the lease. The state "consumed" means that the work is done. RMQ then acks
+    other deliveries with this key without running the handler. Exit code 3 means that there is no
+    claim.
     """
     common = common_options()
     with common.client() as client:

@@ -1,4 +1,4 @@
-"""Read and delete the claim on a business key, for operators."""
+"""Show and delete the claim on a business key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims on business keys."""
+"""HTTP routes of claims on business keys."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ async def get_claim(context: RequestContext, path: TopicPath, query: ClaimQuery)
 
 @TABLE.delete("/topics/{topic}/claims", role=Role.ADMIN)
 async def delete_claim(context: RequestContext, path: TopicPath, query: ClaimQuery) -> Done:
-    """Delete the claim on a business key. The next message with the key is then handled."""
+    """Delete the claim on a business key. RMQ then handles the next message with the key."""
     done = await context.admin.unclaim(path.topic, query.key, consumer=query.consumer)
     return Done(done=done)
