@@ -1,4 +1,4 @@
-"""Operations on dead letters: redrive, purge, restore and list. Purge waiting messages."""
+"""The operations of `Admin` on dead letters, and the purge of waiting messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncDeadLetterAdmin(AsyncAdminPart):
-    """Operations on dead letters."""
+    """Lists, redrives, purges and restores dead letters."""
 
     async def redrive(
         self,
@@ -43,28 +43,28 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         Args:
             topic: Name of the topic.
             ids: Ids of the dead letters. Default: all dead letters that meet the other conditions.
-            reason: Reason of the failure: failed, lease ran out, rejected, undecodable,
-                expired or unhandled.
+            reason: Reason of the failure: failed, lease ran out, rejected, undecodable, expired or
+                unhandled.
             error: Text that the error must contain, in upper or lower case.
             older_than: Minimum time since the message died, in seconds or as a timedelta.
             type: Type of the messages.
             filter: Filter, for example `error contains "timeout" and body.order>100`.
                 docs/dead-letters.md describes filters.
-            to: Another topic, to which the messages are sent immediately. The topic must exist. A
-                message that the other topic refuses stays dead, and `RedriveResult.refused` counts
-                the reasons.
+            to: Another topic that gets the messages immediately. The topic must exist. If the topic
+                refuses a message, the message stays dead, and `RedriveResult.refused` counts the
+                reason.
             fresh: Whether to delete the recorded steps (`Delivery.step`) and the cursors of the
-                messages, so that handlers repeat the whole work. By default, the next attempt
-                continues the work. With `to`, the steps are always deleted.
+                messages, so that handlers start from the beginning. By default, the next attempt
+                continues the work. With `to`, RMQ always deletes the steps.
             dry_run: Whether to only count the dead letters.
             rate: Maximum number of messages per second.
-            progress: Function that is called with (done, all) during the work.
+            progress: Function that RMQ calls as `progress(done, all)` during the work.
 
         Guarantee:
-            A message is dead or waiting, never both or neither. If the call is interrupted, repeat
-            it: it continues with the remaining dead letters. With `to`, a letter is stored in the
-            other topic once, even after an interruption. Some letters may then be in the middle of
-            their move, and the repeated call completes this move.
+            At every moment, a message is either dead or waiting. If the call is interrupted, repeat
+            the call. It continues with the remaining dead letters. With `to`, the other topic
+            stores a letter once, even after an interruption. An interruption may stop some letters
+            in the middle of their move; the repeated call completes the move.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -87,9 +87,9 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> int:
         """Delete waiting messages or dead letters. Return the number of deleted messages.
 
-        Messages in flight are not deleted. Waiting messages are deleted permanently. Dead letters
-        go to the trash, from which `restore` brings them back. The count of purged messages
-        includes a dead letter only after its deletion from the trash.
+        RMQ does not delete messages in flight. It deletes waiting messages permanently. It moves
+        dead letters to the trash, from which `restore` brings them back. The count of purged
+        messages includes a dead letter only after RMQ has deleted the letter from the trash.
 
         Args:
             topic: Name of the topic.
@@ -100,10 +100,10 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             older_than: As for `redrive`.
             type: As for `redrive`.
             filter: As for `redrive`.
-            keep: How long dead letters can be restored, in seconds or as a timedelta. Default: 24
-                hours. With 0 they are deleted permanently.
+            keep: Time for which dead letters can be restored, in seconds or as a timedelta.
+                Default: 24 hours. With 0, RMQ deletes them permanently.
             dry_run: Whether to only count the messages.
-            progress: Function that is called with (done, all) during the work.
+            progress: Function that RMQ calls as `progress(done, all)` during the work.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
@@ -124,15 +124,16 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> int:
         """Restore dead letters from the trash. Return the number of restored letters.
 
-        `redrive` describes the conditions. If `job` is the id of a purge, only letters of that
-        purge are restored. A restored letter keeps its time of death. In a topic with the setting
-        `dead_retention`, each restored letter stays for at least another 24 hours, or for the
-        retention if the retention is shorter. If a letter has less time left, it gets a later time
-        of death.
+        The conditions are the same as for `redrive`. If `job` is the id of a purge, RMQ restores
+        only letters of that purge. A restored letter keeps its time of death.
+
+        If the topic has a `dead_retention`, a restored letter stays for at least 24 hours, or for
+        the retention if the retention is shorter. If necessary, RMQ changes the time of death of
+        the letter.
 
         Guarantee:
             A letter is either in the trash or among the dead letters. If the call is interrupted,
-            run it again.
+            repeat the call.
         """
         by = None if job is None else await self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)
@@ -148,17 +149,19 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         scan: int = reading.SCAN,
         raw: bool = False,
     ) -> DeadLetterPage:
-        """Return a page of dead letters, oldest first in each slot, and the next cursor.
+        """Return a page of dead letters and the cursor of the next page.
+
+        The dead letters of each slot are sorted, oldest first.
 
         Args:
             topic: Name of the topic.
             filter: Filter that the dead letters must match.
-            cursor: Cursor of the previous page. Default: start at the beginning.
+            cursor: Cursor that the previous page returned. Default: start at the beginning.
             limit: Maximum number of dead letters to return, 1 to 1000.
-            scan: Maximum number of dead letters to examine. A page may therefore be short or empty
-                although more dead letters follow. Continue while the page has a cursor.
-            raw: Whether to return each body as a `rmq.kernel.core.record.Record`, which is not
-                decoded and names the codec.
+            scan: Maximum number of dead letters to examine. So a page may be short or empty
+                although more dead letters follow. Continue as long as a page returns a cursor.
+            raw: Whether to return each message as a `rmq.kernel.core.record.Record`. Its body is
+                not decoded.
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
@@ -170,10 +173,10 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         filter: DeadLetterFilter | str | None = None,
         progress: Progress | None = None,
     ) -> DeadLetterGroups:
-        """Return the dead letters grouped by cause (fingerprint), largest group first.
+        """Group the dead letters of a topic by cause (fingerprint). Return the largest group first.
 
-        All dead letters are read, in pages. At most 1000 groups are returned. The attribute `other`
-        counts the dead letters of all further groups.
+        RMQ reads all dead letters in pages. The result has at most 1000 groups. The attribute
+        `other` counts the dead letters of the remaining groups.
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.groups(self._context(topic), wanted, progress))
@@ -186,11 +189,11 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         body: Any = UNCHANGED,
         headers: Mapping[str, str] | None = None,
     ) -> EditStatus:
-        """Send a dead letter back with another body, other headers, or both.
+        """Change the body or the headers of a dead letter, and send the letter back.
 
-        The message keeps its id, type, group, priority, expiry and steps, and gets its full number
-        of retries. The new body is encoded with the codec of the old body, without compression. The
-        body of an offloaded message is encoded as JSON.
+        The message keeps its id, type, group, priority, expiry and steps. It gets its full number
+        of retries again. RMQ encodes the new body with the codec of the old body, without
+        compression. It encodes the body of an offloaded message as JSON.
 
         Args:
             topic: Name of the topic.
@@ -200,18 +203,19 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
                 headers.
 
         Returns:
-            "redriven", "gone" (not a dead letter, or it died again meanwhile), "moving" (a redrive
-            is moving it to another topic) or "unreadable". Unless the result is "redriven", nothing
-            was changed.
+            "redriven", "gone" (the message is not a dead letter, or it died again during the call),
+            "moving" (a redrive is moving it to another topic) or "unreadable". Only "redriven"
+            means a change.
 
         Guarantee:
-            The change and the redrive are one step: either a consumer gets the new body, or the
-            dead letter is unchanged.
+            The change and the redrive are one step. If the call fails, the dead letter is
+            unchanged.
 
         Raises:
             TopicNotFound: The topic does not exist.
-            InvalidValue, InvalidType: There is nothing to change, a header is not valid, the body
-                is encrypted, or the message collected several bodies.
+            InvalidValue, InvalidType: Neither a body nor headers are given, or a header is not
+                valid. This error also means that the body is encrypted, or that the message is a
+                merge of several messages.
             EncodeError: The codec of the message cannot encode the body.
             PayloadTooLarge: The body is larger than the `max_body` of the topic.
         """
@@ -224,16 +228,17 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         scan: int = reading.CAUSES_SCAN,
         progress: Progress | None = None,
     ) -> DeadLetterGroups:
-        """Return the dead letters of all topics grouped by cause, largest group first.
+        """Group the dead letters of all topics by cause. Return the largest group first.
 
-        Each group has the number of its dead letters in each topic. At most 1000 groups are
-        returned. Topics that this Redis user may not read are omitted.
+        Each group has the number of its dead letters in each topic. The result has at most 1000
+        groups. Topics that this Redis user may not read are omitted.
 
         Args:
             filter: Filter that the dead letters must match.
-            scan: Approximate maximum number of dead letters to examine. Topics with few dead
-                letters are read first. The attribute `unread` counts the other dead letters.
-            progress: Function that is called with (done, all) during the work.
+            scan: Approximate maximum number of dead letters to examine. RMQ examines topics with
+                few dead letters first. The attribute `unread` counts the dead letters that were not
+                examined.
+            progress: Function that RMQ calls as `progress(done, all)` during the work.
         """
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.causes(self._prefix, wanted, scan, progress))

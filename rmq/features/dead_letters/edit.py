@@ -1,4 +1,4 @@
-"""Change the body and the headers of a dead letter, and send the letter back in the same step."""
+"""Change the body or the headers of a dead letter, and send the letter back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATUSES: dict[str, EditStatus] = {
 
 
 class Unchanged:
-    """The default of an argument whose value None is meaningful."""
+    """Default of an argument for which None is a valid value."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -39,11 +39,11 @@ UNCHANGED = Unchanged()
 def edit(
     context: TopicContext, id: Id, body: Any, headers: Mapping[str, str] | None
 ) -> Flow[EditStatus]:
-    """Send a dead letter back with another body, other headers, or both.
+    """Change the body or the headers of a dead letter, and send the letter back.
 
     Raises:
         TopicNotFound: The topic does not exist.
-        InvalidValue: The message collected several bodies, or its body is encrypted.
+        InvalidValue: The message is a merge of several messages, or its body is encrypted.
         EncodeError: The codec of the message cannot encode the body.
         PayloadTooLarge: The body is larger than the `max_body` of the topic.
     """
@@ -72,7 +72,6 @@ def edit(
 def _record(
     context: TopicContext, fields: Record, body: Any, headers: Mapping[str, str] | None
 ) -> bytes:
-    """Return the edited record. Redis adds the acceptance number."""
     is_list = fields.flags & core_record.KIND == core_record.KIND
     number, data = fields.codec, fields.body
     if not isinstance(body, Unchanged):
@@ -100,7 +99,7 @@ def _record(
 
 
 def _codec_of(fields: Record) -> Codec:
-    """Return the codec for the new body: the codec of the old body, without compression."""
+    """Return the codec of the old body, without compression."""
     number = fields.codec
     if number == Compressed.number:
         if codecs.is_encrypted(number, fields.body):

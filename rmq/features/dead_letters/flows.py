@@ -1,4 +1,4 @@
-"""Redrive and restore dead letters, and purge dead letters or waiting messages."""
+"""Redrive, purge and restore dead letters. Purge waiting messages."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class RedriveResult(NamedTuple):
 
     Attributes:
         matched: Number of dead letters that matched.
-        sent: Number of matching dead letters that were sent back.
-        unreadable: Number of matching dead letters that stayed because their record is unreadable.
-        refused: Number of matching dead letters that another topic refused, by outcome: "conflict",
-            "too large", "full", "paused", "moving", "not durable".
+        sent: Number of dead letters that were sent back.
+        unreadable: Number of dead letters that stayed, because their record is unreadable.
+        refused: Number of dead letters that another topic refused, by outcome: "conflict", "too
+            large", "full", "paused", "moving", "not durable".
     """
 
     matched: int
@@ -61,15 +61,15 @@ class Filter:
 
     Args:
         ids: Ids of the dead letters.
-        reason: Beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
-            expired or unhandled.
+        reason: Start of the text that says why the message died: failed, lease ran out, rejected,
+            undecodable, expired or unhandled.
         error: Text that the error contains, in upper or lower case.
         older_than: Minimum time since the message died, in seconds or as a timedelta.
         type: Type of the messages.
         filter: Filter, or its text, for example error contains "timeout" and body.order>100.
         trashed_by: Job that put the letter into the trash.
-        died: Time of death of each of `ids`, in epoch ms, or None for any time. A dead letter that
-            was sent back and died again has another time of death, so it does not match.
+        died: Time of death of each id in `ids`, in epoch ms. None means any time. A dead letter
+            that was sent back and died again has a new time of death, so it does not match.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Filter:
 
     @property
     def everything(self) -> bool:
-        """Whether there is no condition, so that all dead letters match."""
+        """Whether all dead letters match, because there is no condition."""
         given = (self.reason, self.error, self.older_ms, self.type, self.filter)
         return self.ids is None and not any(given)
 
@@ -130,7 +130,7 @@ class Filter:
         return self.filter is None or fits_filter(self.filter, member, now_ms)
 
     def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Load the offloaded bodies of dead letters if a condition reads the body."""
+        """Load the offloaded bodies of dead letters, if a condition reads the body."""
         if self.filter is None or not self.filter.needs_body:
             return members
         return (yield from reading.with_bodies(context, members))
@@ -144,7 +144,10 @@ def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> b
 def _matching(
     context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
-    """Return the ids of matching dead letters by slot, without letters that die meanwhile."""
+    """Return the ids of matching dead letters by slot.
+
+    Messages that die during the search are not included.
+    """
     now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
     if wanted.ids is not None:
         by_slot: dict[int, list[bytes]] = {}
@@ -172,7 +175,7 @@ def _matching(
 
 
 def check_fresh(fresh: bool, to: str | None) -> None:
-    """Refuse to delete the steps of messages in a redrive to another topic."""
+    """Raise an error if a redrive to another topic also asks to delete the steps."""
     if fresh and to is not None:
         raise InvalidValue(
             "fresh: a message that goes to another topic never takes its steps along"
@@ -233,8 +236,8 @@ def purge(
 ) -> Flow[int]:
     """Delete waiting messages or dead letters. Return how many matched, also in a dry run.
 
-    Dead letters stay in the trash for the time in `keep`, by default 24 hours. If `keep` is 0, dead
-    letters are deleted permanently.
+    Dead letters stay in the trash for the time in `keep`, by default 24 hours. If `keep` is 0, RMQ
+    deletes dead letters permanently.
     """
     queue = parse_queue(queue)
     if keep is None:

@@ -1,4 +1,4 @@
-"""Dead letters: list, group, redrive, purge and restore them. Purge waiting messages."""
+"""HTTP routes of dead letters: list, group, redrive, purge and restore them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from rmq.kernel.topic import filter as dead_letters_filter, reading
 class ExportQuery(Request):
     """Selects dead letters to export.
 
-    To continue an export, set `cursor` to the cursor of the last received line.
+    To continue an export, set `cursor` to the cursor of the last line that you received.
     """
 
     filter: FilterText | None = None
@@ -75,7 +75,7 @@ class GroupsQuery(Request):
 
 
 class CausesQuery(GroupsQuery):
-    """Selects dead letters to group. Limits the number of groups and of examined dead letters."""
+    """Selects dead letters to group. Limits the number of groups and of examined letters."""
 
     scan: Annotated[int, Meta(ge=1, le=CAUSES_SCAN)] = CAUSES_SCAN
 
@@ -85,7 +85,8 @@ class Redrive(DeadLetterConditions):
 
     Attributes:
         to: Name of the other topic.
-        fresh: Whether to delete the steps of the messages, so that their work begins again.
+        fresh: Whether to delete the steps of the messages, so that handlers start from the
+            beginning.
         rate: Maximum number of messages per second.
         dry_run: Whether to only count the dead letters and return a sample.
     """
@@ -97,18 +98,18 @@ class Redrive(DeadLetterConditions):
 
 
 class Restore(LetterConditions):
-    """Selects dead letters in the trash to restore, by conditions or by the purge in `job`."""
+    """Selects dead letters in the trash, by conditions or by the purge whose id is in `job`."""
 
     job: JobText | None = None
     dry_run: bool = False
 
 
 class ImportedLetter(msgspec.Struct, kw_only=True):
-    """A line of an export. Fields that are not needed for sending are ignored.
+    """A line of an export. Fields that an import does not need are ignored.
 
     Attributes:
-        codec: Number of one of RMQ's own codecs. For other codecs use `rmq dlq import`.
-        body_base64: Encoded body. A line has this field or bodies_base64.
+        codec: Number of a codec of RMQ. If you use your own codec, import with `rmq dlq import`.
+        body_base64: Encoded body. A line has either this field or bodies_base64.
         bodies_base64: Encoded bodies of a merged message, which contains several bodies.
     """
 
@@ -125,18 +126,19 @@ class ImportedLetter(msgspec.Struct, kw_only=True):
 
 
 class Import(Request):
-    """Exported dead letters to send: at most 500, and 1 MiB for the whole request."""
+    """Exported dead letters to send: at most 500, in a request of at most 1 MiB."""
 
     letters: Annotated[list[ImportedLetter], Meta(max_length=LIMIT_MOST)]
 
 
 class JobMatches(DeadLetterConditions):
-    """Conditions of a job, to count the messages that it would change.
+    """Conditions of a job whose messages you want to count.
 
     Attributes:
         running: For a cancel, whether it also applies to messages in flight.
-        since: For a replay, time of the first acks. Default: the oldest ack in the history.
-        until: For a replay, time before which the acks were. Default: the start of the job.
+        since: For a replay, the earliest time of an ack. Default: the oldest ack in the history.
+        until: For a replay, the end of the period, which is not included. Default: the start of the
+            job.
     """
 
     verb: JobVerb = "redrive"
@@ -145,7 +147,7 @@ class JobMatches(DeadLetterConditions):
     until: datetime | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return the conditions that were sent, as keyword arguments of `Admin`."""
+        """Return the conditions in the request as keyword arguments for `Admin`."""
         times = {"since": self.since, "until": self.until}
         return super().given() | {name: at for name, at in times.items() if at is not None}
 
@@ -153,15 +155,15 @@ class JobMatches(DeadLetterConditions):
 class NewJob(JobMatches):
     """A job that runs in the background: a redrive or purge of dead letters, a cancel or a replay.
 
-    Without conditions, a redrive or purge applies to all letters, a cancel to all waiting messages,
-    and a replay to all messages in the history.
+    Without conditions, a redrive or purge applies to all dead letters. A cancel then applies to all
+    waiting messages, and a replay to all messages in the history.
 
     Attributes:
         to: For a redrive or a replay, another topic that gets the messages.
         fresh: For a redrive, whether to delete the steps of the messages.
         rate: Maximum number of messages per second.
-        keep: For a purge, how long the messages can be restored, in seconds. With 0 they are
-            deleted permanently.
+        keep: For a purge, the seconds for which the messages can be restored. With 0, RMQ deletes
+            them permanently.
         confirm: For a purge or a cancel, the name of the topic.
         expected: Number of matching messages, if you have counted them.
         by: Name of the person who starts the job, for display.
@@ -177,12 +179,12 @@ class NewJob(JobMatches):
 
 
 class Purge(DeadLetterConditions, kw_only=True):
-    """Messages to delete. Only the queue "dead" supports conditions and the trash.
+    """Messages to delete. You can use conditions and the trash only with the queue "dead".
 
     Attributes:
         confirm: Name of the topic.
-        keep: How long dead letters can be restored, in seconds. Default: 24 hours. With 0 they are
-            deleted permanently. Waiting messages are always deleted permanently.
+        keep: Seconds for which dead letters can be restored. Default: 24 hours. With 0, RMQ deletes
+            them permanently. RMQ always deletes waiting messages permanently.
         dry_run: Whether to only count the messages and return a sample.
     """
 
@@ -205,8 +207,8 @@ async def list_dead_letters(
 ) -> MessageList:
     """List dead letters, oldest first in each slot.
 
-    A request examines 5000 dead letters, so a page may be shorter than `limit` although more dead
-    letters follow.
+    A request examines at most 5000 dead letters. So a page may have fewer than `limit` letters
+    although more letters follow.
     """
     return await _list(context, path.topic, query, "dead", dead_letters_filter.given(query.filter))
 
@@ -215,7 +217,7 @@ class DeadLetterGroups(Answer):
     """Dead letters by cause, largest group first.
 
     Attributes:
-        other: Number of dead letters in further groups, which are not listed.
+        other: Number of dead letters in groups that are not listed.
         total: Number of all counted dead letters.
         unread: Number of dead letters that were not read, because there are too many.
     """
@@ -232,7 +234,7 @@ async def list_dead_letter_groups(
 ) -> DeadLetterGroups:
     """Count dead letters by cause (the fingerprint of their error), largest group first.
 
-    All dead letters are read. A fingerprint can be used in a filter.
+    RMQ reads all dead letters of the topic. You can use a fingerprint in a filter.
     """
     found = await context.admin.dead_letter_groups(path.topic, filter=query.filter)
     return _shown(found, query.limit)
@@ -259,7 +261,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
 
     Attributes:
         cursor: Cursor with which an export continues after this line.
-        codec: Number of the codec of the body, or null if the record cannot be read.
+        codec: Number of the codec of the body, or null if the record is unreadable.
         body_base64: Body as the producer encoded it.
         bodies_base64: Encoded bodies of a merged message, which contains several bodies.
     """
@@ -305,7 +307,7 @@ async def export_dead_letters(
 
 
 class Imported(Answer):
-    """Number of sent messages, and number of messages that the topic already had in any queue."""
+    """Number of sent messages, and number of messages that the topic already had."""
 
     stored: int
     duplicate: int
@@ -316,7 +318,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
     """Send exported dead letters to a topic, with the full number of retries.
 
     The messages keep ids, types, groups, headers and priorities. If the topic still has a message
-    with the same id in any queue, the line is a duplicate and adds nothing. So you can repeat a
+    with the same id, RMQ counts the line as a duplicate and sends nothing. So you can repeat a
     request.
     """
     by_codec: dict[int, list[Outgoing]] = {}
@@ -339,12 +341,12 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
 
 
 class Redriven(Answer):
-    """How many dead letters matched, were sent back, and could not be read.
+    """Numbers of dead letters that matched, that were sent back, and that RMQ could not read.
 
     Attributes:
         refused: Number of letters that the other topic refused, by outcome. Refused letters stay
             dead.
-        sample: Matching letters of a dry run, at most 10, the oldest of each slot.
+        sample: Matching letters of a dry run: the oldest of each slot, at most 10.
     """
 
     matched: int
@@ -358,7 +360,7 @@ class Redriven(Answer):
 async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to their topic or to another topic, with the full number of retries.
 
-    If a request ends before all dead letters are sent, repeat the request, which then sends the
+    If the request ends before RMQ has sent all dead letters, repeat the request. RMQ then sends the
     remaining letters.
     """
     done = await context.admin.redrive(
@@ -370,10 +372,10 @@ async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Re
 
 
 class Purged(Answer):
-    """Number of messages that were deleted, or put into the trash.
+    """Number of messages that were deleted or moved to the trash.
 
     Attributes:
-        sample: Matching dead letters of a dry run, at most 10, the oldest of each slot.
+        sample: Matching letters of a dry run: the oldest of each slot, at most 10.
     """
 
     count: int
@@ -384,8 +386,8 @@ class Purged(Answer):
 async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
     """Delete waiting messages or dead letters. Messages in flight are not deleted.
 
-    Dead letters can be restored for `keep` seconds, by default 24 hours. If `keep` is 0, they are
-    deleted permanently. Waiting messages cannot be restored.
+    You can restore dead letters for `keep` seconds, by default 24 hours. If `keep` is 0, RMQ
+    deletes them permanently. You cannot restore waiting messages.
     """
     check_confirm(body.confirm, path.topic)
     count = await context.admin.purge(
@@ -397,11 +399,11 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
 
 @TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
-    """List the trash of a topic. In each slot, letters that will be deleted soonest are first.
+    """List the trash of a topic. In each slot, the letters that RMQ will delete first come first.
 
-    The `deadline` of a letter is the time at which it is deleted. The trash cannot be searched by
-    time of death, so a filter by `age` or `died` matches nothing. A page may be shorter than
-    `limit` although more letters follow.
+    The `deadline` of a letter is the time at which RMQ deletes it. You cannot search the trash by
+    time of death, so a filter by `age` or `died` matches nothing. A page may have fewer than
+    `limit` letters although more letters follow.
     """
     return await _list(context, path.topic, query, "trash", dead_letters_filter.given(query.filter))
 
@@ -418,8 +420,8 @@ class Restored(Purged):
 async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Restored:
     """Restore dead letters from the trash. They keep the time at which they died.
 
-    If the `dead_retention` of a dead letter ends within 24 hours, the dead letter gets a later time
-    of death. It then stays for another 24 hours, or for the `dead_retention` if this time is
+    If the `dead_retention` of a letter ends within 24 hours, RMQ gives the letter a later time of
+    death. The letter then stays for another 24 hours, or for the `dead_retention` if this time is
     shorter.
     """
     count = await context.admin.restore(
@@ -446,7 +448,7 @@ async def _list(
 
 
 def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms: int) -> bool:
-    """Return whether a message matches. The body is decoded only if a condition reads it."""
+    """Return whether a message matches. Decode the body only if a condition reads the body."""
     if wanted.needs_body and isinstance(message.body, record.Record):
         try:
             body = reading.body_of(message.body)
@@ -457,7 +459,6 @@ def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms
 
 
 def _body_of(letter: ImportedLetter, name: str) -> bytes:
-    """Return the encoded body of a dead letter, or the encoded bodies of a merged message."""
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
@@ -482,7 +483,7 @@ async def sample(
     wanted: LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
 ) -> list[StoredMessage]:
-    """Return a sample of matching dead letters: the oldest that a limited search finds."""
+    """Return some matching dead letters. The search is limited, and returns the oldest first."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
         page = await context.admin.dead_letters(
@@ -541,7 +542,7 @@ class DeadLetterGroup(Answer):
 
 
 def line_of(message: Message) -> DeadLetterLine:
-    """Convert a dead letter that was read with `raw=True` to a line of an export."""
+    """Convert a dead letter to a line of an export. The letter must be read with `raw=True`."""
     line = show(
         message, DeadLetterLine, cursor=cursor_of(message), failure=failure_of(message.failure),
         codec=None, body_base64=None, bodies_base64=None,

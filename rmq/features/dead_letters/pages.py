@@ -1,9 +1,8 @@
-"""Pages that list dead letters and the trash, and pages for actions on dead letters.
+"""Console pages that list dead letters and the trash, and pages for actions on dead letters.
 
 An action needs two pages. The first page shows the number of matching dead letters, a few examples,
-and the equivalent command. The second page does the action. The action applies only to messages
-that were dead when the first page was shown, because both pages have a condition on the time of
-death.
+and the equivalent command. The second page does the action. Both pages have a condition on the time
+of death. So the action changes only messages that were dead when the first page was shown.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ RESTORE_S = 10.0
 
 @PAGES.get("/dead-letters")
 async def topics_with_dead_letters(request: PageRequest) -> View:
-    """List the topics that have dead letters. Topics with the most dead letters are first."""
+    """List the topics that have dead letters. The topic with the most dead letters is first."""
     every = await all_figures(request)
     found = [each for each in every if each.get("dead") or each.get("trash")]
     found.sort(key=lambda each: (-each.get("dead"), each.name))
@@ -60,7 +59,7 @@ async def topics_with_dead_letters(request: PageRequest) -> View:
 async def causes(request: PageRequest) -> View:
     """Show the dead letters of all topics by cause.
 
-    If counting takes long, it runs in the background.
+    If the count takes long, it continues in the background.
     """
 
     async def count(reading: LongReading) -> DeadLetterGroups:
@@ -110,7 +109,7 @@ async def dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/groups")
 async def groups(request: PageRequest) -> View:
-    """Show dead letters by cause. Until counting has ended, the page refreshes itself."""
+    """Show dead letters by cause. The page refreshes itself until the count is complete."""
 
     async def count(reading: LongReading) -> DeadLetterGroups:
         return await request.context.admin.dead_letter_groups(
@@ -129,7 +128,7 @@ async def groups(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/trash")
 async def trash(request: PageRequest) -> View:
-    """List the trash: purged dead letters that can be restored."""
+    """List the trash, which has purged dead letters that you can restore."""
     query = requests.MessagesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
     found = await web_message.walk(request.context, request.topic, query, "trash")
     jobs = await request.context.admin.jobs(request.topic)
@@ -146,9 +145,9 @@ async def trash(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
 async def ask_act(request: PageRequest) -> View | Redirect:
-    """Show the effect of an action before it is done.
+    """Show what an action will change, before the user confirms the action.
 
-    If counting takes long, it runs in the background.
+    If the count takes long, it continues in the background.
     """
     verb = _verb(request)
     if verb == "purge":
@@ -194,7 +193,7 @@ async def ask_act(request: PageRequest) -> View | Redirect:
 
 @PAGES.post("/topics/{topic}/dead-letters/{verb}")
 async def act(request: PageRequest) -> Redirect:
-    """Start a job that redrives or purges selected dead letters, or restore them from the trash."""
+    """Start a job that redrives or purges the selected dead letters, or restore them."""
     verb = _verb(request)
     conditions = _conditions(request)
     if verb == "restore":
@@ -235,7 +234,7 @@ async def ask_edit(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/dead-letters/edit/{id}", Role.ADMIN)
 async def edit(request: PageRequest) -> View | Redirect:
-    """Send a dead letter back with the body and the headers that the user has typed."""
+    """Send a dead letter back with the body and the headers that the user typed."""
     message = await _letter(request)
     kind, shown = _editable(message)
     changes: dict[str, Any] = {}
@@ -282,7 +281,10 @@ async def _edit_view(request: PageRequest, mistake: str = "") -> View:
 
 
 def _editable(message: Message) -> tuple[str, str]:
-    """Return how a body can be edited ("json", "text", or "" if it is fixed), and its text."""
+    """Return how the user can edit a body, and its text.
+
+    The way is "json", "text", or "" if the user cannot edit the body.
+    """
     if isinstance(message.body, bytes) and not message.unreadable:
         text = message.body.decode(errors="replace")
         is_plain = text.encode() == message.body and seen(text) == text and "\r" not in text
@@ -296,7 +298,7 @@ def _editable(message: Message) -> tuple[str, str]:
 
 
 def _headers(text: str) -> dict[str, str]:
-    """Parse headers, one per line: a name, a colon, and the value."""
+    """Parse headers. Each line has a name, a colon and the value."""
     headers = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         match = HEADER_LINE.fullmatch(line)
@@ -314,13 +316,13 @@ def _verb(request: PageRequest) -> str:
 
 
 def _bounded(text: str, moment: datetime) -> str:
-    """Add a condition to a filter, so that messages which die after this moment do not match."""
+    """Add a condition to a filter: messages that die after this moment do not match."""
     bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
     return f"({text}) and {bound}" if text else bound
 
 
 def _conditions(request: PageRequest) -> dict[str, Any]:
-    """Return the conditions that the form contains: ids of dead letters, or a filter."""
+    """Return the conditions in the form: ids of dead letters, or a filter."""
     ids = request.form.get("ids", "").split()
     text = request.form.get("filter", "").strip()
     if (
@@ -340,7 +342,7 @@ def _conditions(request: PageRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The number of matching dead letters, whether the count is complete, and a few examples."""
+    """The number of matching dead letters, whether the count is complete, and some examples."""
 
     count: int
     is_all: bool
@@ -350,7 +352,7 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count matching dead letters within the time limit of a page."""
+    """Count matching dead letters, but stop at the time limit of a page."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]
@@ -384,7 +386,7 @@ async def _counted(
 
 
 def _moment(text: str | None) -> datetime:
-    """Parse the time at which the page was shown. Messages that died later are ignored."""
+    """Parse the time at which the page was shown. An action ignores messages that died later."""
     try:
         moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:
@@ -415,7 +417,7 @@ def read_rate(text: str) -> float:
 
 
 def _words(found: list[web_message.StoredMessage]) -> str:
-    """Return suggestions for a filter: for each field, its name and its values on the page."""
+    """Return suggestions for a filter: the names of fields, and their values on the page."""
     values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
 
     def add(name: str, value: str) -> None:

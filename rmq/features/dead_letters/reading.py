@@ -1,4 +1,4 @@
-"""Read dead letters in pages, with a filter and a cursor. Count them by fingerprint.
+"""Read dead letters in pages, and count them by fingerprint.
 
 This module changes nothing in Redis.
 """
@@ -62,7 +62,7 @@ class DeadLetterGroups(NamedTuple):
 
     Attributes:
         groups: Groups, largest first, at most 1000.
-        other: Number of dead letters in further groups.
+        other: Number of dead letters in groups that are not listed.
         total: Number of all counted dead letters.
         unread: Number of dead letters that were not read, because there are too many.
     """
@@ -101,8 +101,8 @@ class _Tallies:
     ) -> Flow[int]:  # fmt: skip
         """Count the matching dead letters of a topic.
 
-        Return how many were examined, about `most` at most. After each page, `progress` is called
-        with the number of examined dead letters.
+        Return the number of examined dead letters, approximately `most` or fewer. After each page,
+        the function calls `progress` with the number of examined dead letters.
         """
         reader, looked_at = Reader(context, Position()), 0
         while looked_at < most and (read := (yield from reader.read())):
@@ -160,8 +160,8 @@ def causes(
 ) -> Flow[DeadLetterGroups]:
     """Count the matching dead letters of all topics by fingerprint, in pages.
 
-    Topics with few dead letters are read first, so a limit omits only dead letters of the largest
-    topics. Topics that cannot be read are omitted.
+    Topics with few dead letters are read first. So a limit omits only dead letters of the largest
+    topics. Topics that this Redis user may not read are omitted.
     """
     check_int(scan, "scan", 1, CAUSES_MAX)
     names = yield from overview.topics(prefix)
@@ -199,14 +199,14 @@ class DeadLetterPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A position in a topic's dead letters: after one of them, or at the beginning."""
+    """A position in the dead letters of a topic: the beginning, or after one dead letter."""
 
     slot: int = 0
     place: MemberPosition | None = None
 
 
 def cursor_of(member: QueueMember | Message) -> str:
-    """Return the cursor of the page that begins after a dead letter."""
+    """Return the cursor of the page that starts after a dead letter."""
     return f"{int(member.score)}-{MessageId(member.id)}"
 
 
@@ -235,7 +235,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return about `most` further dead letters, or an empty list at the end."""
+        """Return about `most` dead letters after the last call, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:
@@ -268,12 +268,12 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[DeadLetterPage]:
-    """Return a page of matching dead letters after a cursor.
+    """Return a page of matching dead letters that starts at a cursor.
 
     Args:
         context: Context of the topic.
         wanted: Filter, or None.
-        cursor: Cursor of the previous page, or None.
+        cursor: Cursor that the previous page returned, or None.
         limit: Maximum number of dead letters to return.
         scan: Maximum number of dead letters to examine.
         raw: Whether to return records instead of decoded bodies.

@@ -1,10 +1,10 @@
-"""Redrive dead letters to another topic. Each letter is stored once, despite interruptions.
+"""Redrive dead letters to another topic. The other topic stores each letter once.
 
-The slots of two topics cannot change in one step, so a redrive has three steps. First, the slot of
-the dead letter marks it as held, with a token. Then the other topic stores the message and records
-the token. Finally, the slot removes the dead letter. A process that finds a held dead letter
-continues with the same token. docs/decisions/0045-redrive-to-another-topic.md explains why these
-steps are enough. The module also builds the record that the other topic stores.
+A script cannot change the slots of two topics in one step, so a redrive has three steps. First, the
+slot of the dead letter marks the letter as held, with a token. Then the other topic stores the
+message and records the token. Finally, the slot removes the dead letter. A process that finds a
+held dead letter continues with the same token. docs/decisions/0045-redrive-to-another-topic.md
+explains why these steps are enough. This module also builds the record that the other topic stores.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ class MovedRecord(NamedTuple):
 def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
     """Convert a record, including its large body, to a record for another topic.
 
-    The body, codec, headers, type, priority and merge key are unchanged. The message is due
-    immediately, like any redriven dead letter. An expiry in the past is removed, and a future
-    expiry keeps its time.
+    The body, codec, headers, type, priority and merge key stay the same. The message is due
+    immediately, like any redriven dead letter. If the expiry is in the past, it is removed.
 
     Args:
         data: Record of the dead letter.
@@ -109,12 +108,12 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A redrive of dead letters of one slot to another topic.
+    """Redrives dead letters of one slot to another topic.
 
     Args:
         source: Topic of the letters.
         keys: Slot of the letters.
-        target: Context of the other topic, which must be open.
+        target: Context of the other topic. The topic must be open.
         token: Name of this attempt, 8 bytes.
         died_by_ms: Latest time of death. Letters that died later count as gone.
         is_own_token: Whether an earlier attempt may have used this token. If so, letters that the
@@ -129,7 +128,10 @@ class Redrive:
     is_own_token: bool = False
 
     def move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move dead letters by id. Return one character of `LETTERS` (`jobs/job.py`) for each."""
+        """Move dead letters by id. Return one character of `LETTERS` for each letter.
+
+        `jobs/job.py` defines `LETTERS`.
+        """
         letters, size = "", PAGE
         while len(letters) < len(ids):
             done = yield from self._move(ids[len(letters) : len(letters) + size])
@@ -138,7 +140,7 @@ class Redrive:
         return letters
 
     def _move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move the first of these dead letters, as many as fit into one call."""
+        """Move as many of these dead letters as fit into one call, starting with the first."""
         slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
@@ -184,7 +186,7 @@ class Redrive:
     def _note_moved(
         self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
     ) -> Flow[None]:
-        """Count a dead letter as moved if it is gone here and the other topic has recorded it."""
+        """Count letters as moved if they left their slot and the other topic recorded them."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         # The hold named the slot in the other topic, but the hold is gone with the letter. If the
         # other topic was resized, search all its slots.
@@ -211,10 +213,10 @@ class Redrive:
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
     """Return the slot of the other topic for a dead letter.
 
-    All messages that must stay in order get the same slot. The group or slot basis of the message
-    selects the same slot if the other topic's number of slots is equal to this topic's number, or
-    divides it. If the id is derived from a dedup key, the number of slots is the number at the
-    creation of the topic.
+    All messages that must stay in order get the same slot. RMQ computes the slot from the group or
+    the slot basis of the message. The result is the same in both topics if the number of slots of
+    the other topic equals or divides the number of slots of this topic. If the id comes from a
+    dedup key, RMQ uses the number of slots that the topic was created with.
     """
     settings = target.settings
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
@@ -239,7 +241,7 @@ def keys_of(target: TopicContext, slot: int) -> SlotKeys:
 
 
 def find_arrivals(call: str, slots: Iterable[SlotKeys], entries: Sequence[bytes]) -> Flow[set[int]]:
-    """Return the indexes of the entries that one of these slots has recorded as stored."""
+    """Return the indexes of the entries that these slots have recorded as stored."""
     found = set[int]()
     for keys in slots if entries else ():  # ZMSCORE needs a member
         scores = yield RawCommand(call, "ZMSCORE", keys.arrivals, *entries)
@@ -248,7 +250,7 @@ def find_arrivals(call: str, slots: Iterable[SlotKeys], entries: Sequence[bytes]
 
 
 def forget_arrivals(call: str, key: bytes, now_ms: int, entries: Iterable[bytes]) -> Flow[None]:
-    """Let Redis forget records of stored messages after a time."""
+    """Let Redis forget, after some time, which messages were stored."""
     words = [word for entry in entries for word in (now_ms, entry)]
     yield RawCommand(call, "ZADD", key, "XX", *words)
 
@@ -256,10 +258,10 @@ def forget_arrivals(call: str, key: bytes, now_ms: int, entries: Iterable[bytes]
 def send(
     target: TopicContext, slot: int, arrivals: list[Arrival], notes_refusals: bool = True
 ) -> Flow[ArrivalReply]:
-    """Store messages in a slot of the other topic, which may be resized during the call.
+    """Store messages in a slot of the other topic. Continue if the topic is resized meanwhile.
 
-    The result has a character for each message, for example `n` for stored with less durability
-    than the topic requires. `notes_refusals`: whether a refusal is final.
+    The result has a character for each message. For example, `n` means that the message is stored,
+    but in fewer copies than the topic requires. `notes_refusals` says whether a refusal is final.
     """
     times = 0
     while True:

@@ -1,4 +1,4 @@
-"""Commands on dead letters: redrive, move to another topic, trash and restore."""
+"""The Lua scripts of dead letters: redrive, move to another topic, trash and restore."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def redrive(
     fresh: bool = False,
     edited: bytes = b"",
 ) -> Command[str]:
-    """Send dead letters back. Return a character for each: `1` sent, `0` not dead, `x` unreadable.
+    """Send dead letters back. Return `1` sent, `0` not dead or `x` unreadable for each letter.
 
     Messages that died after `died_by_ms` count as not dead. `fresh` says whether to delete the
     recorded steps of the messages. `edited` is the new record of a single message, without the
@@ -36,7 +36,7 @@ def redrive(
 
 
 class DropExpiredReply(NamedTuple):
-    """The reply to the script `drop_expired`."""
+    """Reply of the script `drop_expired`."""
 
     expired: int  # waiting messages that were removed
     next_rank: int  # rank of the next page's first message, or -1 at the end
@@ -46,7 +46,7 @@ class DropExpiredReply(NamedTuple):
 def drop_expired(
     context: TopicContext, keys: SlotKeys, rank: int, limit: int
 ) -> Command[DropExpiredReply]:
-    """Examine a page of waiting messages. Drop the expired messages, or make them dead letters."""
+    """Examine a page of waiting messages. Drop expired messages, or make them dead letters."""
     args = [clock.now_us, context.channel, keys.index, rank, limit]
     return script_call("drop_expired", keys, args, lambda reply: DropExpiredReply(*reply))
 
@@ -58,10 +58,10 @@ def trash(
     keep_ms: int,
     died_by_ms: int | None = None,
 ) -> Command[str]:
-    """Put dead letters into the trash, or delete them if `keep_ms` is 0.
+    """Move dead letters to the trash, or delete them if `keep_ms` is 0.
 
-    Return a character for each: `1` done, `0` not dead. Messages that died after `died_by_ms` count
-    as not dead.
+    Return a character for each letter: `1` done, `0` not dead. Messages that died after
+    `died_by_ms` count as not dead.
     """
     return script_call("trash", keys, [
         clock.now_us, session.call, keep_ms, "" if died_by_ms is None else died_by_ms,
@@ -70,7 +70,7 @@ def trash(
 
 
 def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Command[str]:
-    """Restore dead letters. Return a character for each: `1` restored, `0` not in the trash."""
+    """Restore dead letters. Return `1` restored or `0` not in the trash for each letter."""
     return script_call(
         "restore", keys, [clock.now_us, session.call, *members_of(ids)], bytes.decode
     )
@@ -80,10 +80,10 @@ TOKEN_BYTES = 8
 
 
 class HeldLetter(NamedTuple):
-    """A dead letter that is held because it is being moved to another topic.
+    """A dead letter that its slot holds while RMQ moves the letter to another topic.
 
     Attributes:
-        token: Token of the attempt that holds the letter, which may be an earlier attempt.
+        token: Token of the attempt that holds the letter. It may be an earlier attempt.
         slot: Index of the slot in the other topic.
         record: Stored record of the letter.
     """
@@ -94,7 +94,7 @@ class HeldLetter(NamedTuple):
 
 
 class HoldReply(NamedTuple):
-    """The reply to the script `redrive_hold`: a character for each id, and the held messages."""
+    """Reply of the script `redrive_hold`: a character for each id, and the held messages."""
 
     now_ms: int
     letters: str
@@ -102,12 +102,12 @@ class HoldReply(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A dead letter to be stored in the other topic.
+    """A dead letter that the other topic shall store.
 
     Attributes:
         entry: Name of the letter in the sorted set, followed by the token that holds the letter.
-        head: First four bytes of the record. If the letter must not be stored: "t" (too large) or
-            "x" (unreadable).
+        head: First four bytes of the record. "t" (too large) or "x" (unreadable) if the letter must
+            not be stored.
         rest: Bytes of the record from byte 9 on.
     """
 
@@ -117,7 +117,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalReply(NamedTuple):
-    """The reply to the script `redrive_send`: a character for each dead letter."""
+    """Reply of the script `redrive_send`: a character for each dead letter."""
 
     now_ms: int
     letters: str
@@ -131,7 +131,7 @@ def redrive_hold(
     slots: Sequence[int],
     died_by_ms: int | None = None,
 ) -> Command[HoldReply]:
-    """Mark dead letters as held, because they are moved to another topic. Return their records.
+    """Mark dead letters as held for a move to another topic. Return their records.
 
     `slots` has the index of the target slot of each letter. Messages that died after `died_by_ms`
     count as not dead.
@@ -150,9 +150,9 @@ def redrive_hold(
 def redrive_send(
     context: TopicContext, keys: SlotKeys, arrivals: Sequence[Arrival], notes_refusals: bool = True
 ) -> Command[ArrivalReply]:
-    """Store dead letters that come from another topic, or replayed messages, each of them once.
+    """Store dead letters of another topic, or replayed messages. Each message is stored once.
 
-    `notes_refusals` says whether a refusal is final. Otherwise, the caller may try again.
+    If `notes_refusals` is true, a refusal is final. Otherwise the caller may try again.
     """
     return script_call("redrive_send", keys, [
         clock.now_us, context.channel, keys.index, keys.created, "" if notes_refusals else "1",
@@ -163,10 +163,11 @@ def redrive_send(
 def redrive_settle(
     keys: SlotKeys, session: ReplaySession, outcomes: Sequence[tuple[bytes, bool]]
 ) -> Command[str]:
-    """Remove dead letters that another topic has stored, and release refused dead letters.
+    """Remove dead letters that the other topic has stored, and release refused dead letters.
 
-    Return a character for each: `1` removed, `r` released, `0` no longer held. For each dead
-    letter, `outcomes` has the entry passed to redrive_send, and whether the message was stored.
+    Return a character for each letter: `1` removed, `r` released, `0` no longer held. `outcomes`
+    has, for each letter, the entry passed to redrive_send, and whether the other topic stored the
+    message.
     """
     pairs = [part for entry, ok in outcomes for part in (entry, "s" if ok else "r")]
     return script_call("redrive_settle", keys, [clock.now_us, session.call, *pairs], bytes.decode)

@@ -1,8 +1,8 @@
-"""Expire waiting messages in topics without consumers: drop them or make them dead letters.
+"""Expire waiting messages in topics without consumers: drop them, or make them dead letters.
 
-In other topics, a consumer expires such a message instead of receiving it. There is no index of
-expiry times, so this service reads the waiting messages of a slot, a limited number at a time. It
-reads a slot again only when new messages have arrived, or when the first remaining message expires.
+In other topics, a consumer expires a message instead of receiving it. RMQ has no index of expiry
+times. So this service reads the waiting messages of a slot, a limited number at a time. It reads a
+slot again only when new messages have arrived, or when the next message expires.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpire
 
 @dataclass
 class _SlotPass:
-    """Progress of reading a slot page by page, and the slot's counters at the beginning."""
+    """Progress of reading a slot in pages, and the counters of the slot at the beginning."""
 
     arrivals: tuple[int, ...] = ()
     delivered: int = -1
@@ -51,7 +51,7 @@ class _SlotPass:
 
 
 class Expiry(SurveyedService):
-    """Expires messages in slots from which no consumer has received messages recently."""
+    """Expires waiting messages in slots that no consumer has used recently."""
 
     name = "expiry"
     every_s = EVERY_S
@@ -62,7 +62,7 @@ class Expiry(SurveyedService):
         self._calls = 0
 
     def run_once(self) -> int:
-        """Continue to read slots for expired messages. Return how many messages had expired."""
+        """Continue to search slots for expired messages. Return how many messages had expired."""
         topics, expired, self._calls = self._survey.topics, 0, 0
         self._passes = {at: each for at, each in self._passes.items() if at[0] in topics}
         slots = [

@@ -1,1 +1,1 @@
-"""`rmq dlq` and `rmq purge`."""
+"""The commands `rmq dlq` and `rmq purge`."""

@@ -1,4 +1,4 @@
-"""`rmq dlq`: commands on dead letters. `rmq purge`: delete waiting messages."""
+"""The commands `rmq dlq`, for dead letters, and `rmq purge`, which deletes waiting messages."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def list_dead(
 ) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
-    A FILTER is for example 'error contains "timeout" and age>1h'; see docs/dead-letters.md. --json
-    prints NDJSON with complete bodies and tracebacks. Exit code 3 means that a filter matched
-    nothing.
+    An example of a FILTER is 'error contains "timeout" and age>1h'. docs/dead-letters.md describes
+    filters. --json prints NDJSON with complete bodies and tracebacks. Exit code 3 means that a
+    filter matched nothing.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -89,7 +89,6 @@ def list_dead(
 
 
 def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.Message]]:
-    """Yield pages until the requested number of dead letters is reached."""
     for page in pages:
         yield page[:limit]
         limit -= len(page)
@@ -137,8 +136,8 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
     """Count the dead letters of TOPIC by cause (the fingerprint of their error).
 
     Errors that differ only in numbers, ids, quoted text and paths have the same fingerprint. You
-    can use a fingerprint in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. --json
-    prints NDJSON.
+    can use a fingerprint in a filter, for example rmq dlq redrive orders fingerprint=1f0c5b6a7d8e.
+    --json prints NDJSON.
     """
     common = common_options()
     with common.client() as client, progress("reading") as on_progress:
@@ -166,9 +165,9 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
 def causes(wanted: DeadLetterFilter | None, scan: int) -> None:
     """Count the dead letters of all topics by cause (the fingerprint of their error).
 
-    The column TOPICS names the topic in which the cause has killed the most messages, and the
-    number of other topics. --json prints NDJSON with the number of dead letters in each topic. Exit
-    code 3 means that a filter matched nothing.
+    The column TOPICS shows the topic with the most dead letters of this cause, and the number of
+    other topics. --json prints NDJSON with the number of dead letters in each topic. Exit code 3
+    means that a filter matched nothing.
     """
     common = common_options()
     with common.client() as client, progress("reading") as on_progress:
@@ -209,16 +208,17 @@ def redrive(
     yes: bool,
     **filters: Any,
 ) -> int | None:
-    """Send dead letters of TOPIC back to be consumed again, with a full number of retries.
+    """Send dead letters of TOPIC back to consumers, with a full number of retries.
 
-    Sends all dead letters, or the dead letters that match FILTER and every option. You must first
-    type the name of the topic to confirm, unless you select by --id only. The redrive runs as a job
-    (see rmq job ls). After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
+    Without a FILTER or an option, the command sends all dead letters of the topic. Otherwise it
+    sends the letters that match FILTER and all options. You must type the name of the topic to
+    confirm, unless you select letters by --id only. The redrive runs as a job (see rmq job ls).
+    After Ctrl-C or a crash, rmq server or rmq job resume continues the job.
 
-    With --to, the other topic may refuse a message: the topic has the id already, is full, or is
-    paused for sends, or the message is too large. A refused message stays a dead letter. A handler
-    that uses d.step or d.save continues where the last attempt ended. With --fresh or --to, the
-    handler starts from the beginning.
+    With --to, the other topic refuses a message if it already has the id, is full, or is paused for
+    sends, or if the message is too large. A refused message stays a dead letter. A handler that
+    uses d.step or d.save continues where the last attempt ended. With --fresh or --to, the handler
+    starts from the beginning.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -300,11 +300,11 @@ def edit(
     topic: str, id: rmq.MessageId, body: str | None, file: BinaryIO | None, raw: bool,
     headers: tuple[tuple[str, str], ...],
 ) -> None:  # fmt: skip
-    """Give the dead letter ID of TOPIC a new body or headers, and send it back.
+    """Give the dead letter ID of TOPIC a new body or new headers, and send it back.
 
-    BODY is JSON, and is encoded with the codec of the old body. Headers that you do not name stay
+    BODY is JSON. RMQ encodes it with the codec of the old body. Headers that you do not name stay
     as they are. The message keeps its id, type, group, priority and steps. The change and the
-    redrive are one step: if the command fails, the dead letter is unchanged.
+    redrive are one step. If the command fails, the dead letter is unchanged.
     """
     if body is not None and file is not None:
         raise click.UsageError("use BODY or --file, not both")
@@ -356,11 +356,11 @@ def purge_dead(
     yes: bool,
     **filters: Any,
 ) -> int | None:
-    """Move dead letters of TOPIC to the trash, from which rmq dlq restore can restore them.
+    """Move dead letters of TOPIC to the trash. rmq dlq restore can bring them back.
 
-    The command moves all dead letters, or the dead letters that match FILTER and every option.
-    After the time in --keep, they are deleted permanently. You must first type the name of the
-    topic to confirm.
+    Without a FILTER or an option, the command moves all dead letters. Otherwise it moves the
+    letters that match FILTER and all options. After the time in --keep, RMQ deletes the letters
+    permanently. You must type the name of the topic to confirm.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -406,9 +406,10 @@ def restore(
 ) -> int | None:
     """Restore dead letters of TOPIC from the trash. They keep the time at which they died.
 
-    Restores all dead letters of the trash, or the dead letters that match FILTER and every option.
-    A filter cannot use `age` or `died`. In a topic with --dead-retention, RMQ keeps each restored
-    dead letter for at least 24 hours, or for the time in --dead-retention if this time is shorter.
+    Without a FILTER or an option, the command restores all letters of the trash. Otherwise it
+    restores the letters that match FILTER and all options. A filter cannot use `age` or `died`. In
+    a topic with --dead-retention, RMQ keeps each restored letter for at least 24 hours, or for the
+    time in --dead-retention if this time is shorter.
     """
     common = common_options()
     given_filters = conditions_given(filters, wanted)
@@ -439,7 +440,7 @@ def restore(
 @click.argument("topic")
 @filter_argument
 def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
-    """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
+    """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Change nothing.
 
     A line contains the body twice: decoded, and as bytes in base64. rmq dlq import reads the bytes.
     """
@@ -460,11 +461,10 @@ def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
 def import_dead(topic: str) -> int | None:
     """Send exported dead letters from stdin to TOPIC, where consumers can receive them.
 
-    The messages keep ids, types, headers and priorities, and have the full number of retries. If
-    the topic still has a message with the id (waiting, in flight or dead), the line changes
-    nothing. So you can repeat an import. If a line is not valid, the command skips the line and
-    prints its number. Exit code 4 means that some lines were not valid. Exit code 1 means that no
-    line was valid.
+    The messages keep ids, types, headers and priorities, and get the full number of retries. If the
+    topic still has a message with the same id, the command skips the line. So you can repeat an
+    import. If a line is not valid, the command skips the line and prints its number. Exit code 4
+    means that some lines were not valid. Exit code 1 means that no line was valid.
     """
     common = common_options()
     with common.client() as client:
@@ -487,8 +487,8 @@ def import_dead(topic: str) -> int | None:
 def purge(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete all waiting messages of TOPIC permanently, including delayed messages.
 
-    Messages in flight and dead letters are not deleted. To delete dead letters, use rmq dlq purge.
-    You must first type the name of the topic to confirm.
+    The command does not delete messages in flight and dead letters. To delete dead letters, use rmq
+    dlq purge. You must type the name of the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

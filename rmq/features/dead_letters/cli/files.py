@@ -1,4 +1,4 @@
-"""`rmq dlq export` and `rmq dlq import`: dead letters as lines of NDJSON."""
+"""The commands `rmq dlq export` and `rmq dlq import`. Each line of NDJSON is a dead letter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIELDS = {  # fields that import reads, with the types they may have
 
 
 class BadLine(ValueError):
-    """A line is not an exported message. The text of the error says why."""
+    """Raised if a line is not an exported message. The text says why."""
 
 
 def _base64(data: bytes) -> str:
@@ -41,7 +41,7 @@ def _base64(data: bytes) -> str:
 
 
 def _raw_fields(raw: Any) -> dict[str, Any]:
-    """Return the encoded body, and the decoded value if the body can be decoded."""
+    """Return the encoded body. If the body can be decoded, also return the decoded value."""
     if not isinstance(raw, Record):
         return {"body_base64": _base64(bytes(raw))}
     try:
@@ -58,7 +58,10 @@ def _raw_fields(raw: Any) -> dict[str, Any]:
 
 
 def export_fields(message: rmq.Message) -> dict[str, Any]:
-    """Convert a dead letter, read with `raw=True`, to the JSON fields of an exported line."""
+    """Convert a dead letter to the JSON fields of an exported line.
+
+    The dead letter must have been read with `raw=True`.
+    """
     fields = listing.fields_of(message)
     for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score", "held"):
         fields.pop(name, None)
@@ -136,7 +139,7 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
 
 
 class Import:
-    """Sends exported lines. Bad lines are reported and skipped."""
+    """Sends exported lines to a topic. Reports bad lines and skips them."""
 
     def __init__(self, client: rmq.Client, topic: str) -> None:
         self.counts = {"stored": 0, "duplicate": 0, "bad": 0}
@@ -165,9 +168,9 @@ class Import:
         self._flush()
 
     def _flush(self) -> None:
-        """Send the batch.
+        """Send the collected messages.
 
-        If Redis refuses it, send each message alone, to find the line of the refused message.
+        If Redis refuses them, send each message alone, so that the error names the right line.
         """
         batch, self._batch = self._batch, []
         if not batch:

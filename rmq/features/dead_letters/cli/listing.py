@@ -1,4 +1,4 @@
-"""`rmq dlq ls` and `rmq dlq groups`: dead letters, in a list or by cause."""
+"""The commands `rmq dlq ls` and `rmq dlq groups`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_pages(
 
 
 def fields_of(message: rmq.Message) -> dict[str, Any]:
-    """Return the JSON fields of a dead letter, including the fields for `--cursor` and filters."""
+    """Return the JSON fields of a dead letter, with the fields that `--cursor` and filters use."""
     return {
         **terminal_text.message_fields(message),
         "fingerprint": fingerprint(message.failure) or None,
@@ -55,7 +55,7 @@ def fields_of(message: rmq.Message) -> dict[str, Any]:
 
 
 def show(pages: Iterator[list[rmq.Message]]) -> tuple[int, rmq.Message | None]:
-    """Print dead letters while they are read. Return their number and the last dead letter."""
+    """Print each dead letter as soon as it is read. Return their number and the last letter."""
     count, last = 0, None
 
     def noted() -> Iterator[list[rmq.Message]]:
@@ -80,20 +80,19 @@ def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
 
 
 def _group_text(group: rmq.DeadLetterGroup) -> str:
-    """Return the reason (unless it is a plain failure) and the first line of the error."""
+    """Return the first line of the error. Add the reason if it is not a plain failure."""
     error = group.error.partition("\n")[0]
     reason = group.reason if group.reason != "failed" or not error else ""
     return ": ".join(part for part in (reason, error) if part)
 
 
 def _topics_text(group: rmq.DeadLetterGroup) -> str:
-    """Return the topic with most of the dead letters, and the number of other topics."""
     first, more = next(iter(group.topics)), len(group.topics) - 1
     return f"{first} +{more}" if more else first
 
 
 def show_groups(topic: str | None, found: rmq.DeadLetterGroups) -> None:
-    """Print dead letters by fingerprint. `topic` is None for the dead letters of all topics."""
+    """Print groups of dead letters. `topic` is None for the dead letters of all topics."""
     common = common_options()
     if common.json:
         output.lines(_group_fields(found))

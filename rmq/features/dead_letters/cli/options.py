@@ -1,4 +1,4 @@
-"""Options that select dead letters, and texts that several commands print."""
+"""Options of commands that select dead letters, and texts that several commands print."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def conditions_given(
 
 
 def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadLetterFilter | None:
-    """Join FILTER and all options except --id into one filter.
+    """Combine FILTER and all options except --id into one filter.
 
-    Return None if there is no condition.
+    Return None if the user gave no condition.
     """
     terms = [
         f"{name}{' contains ' if name == 'error' else '='}{Operand(value)}"
@@ -55,7 +55,7 @@ def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadL
 
 
 def describe(count: int, filters: dict[str, Any]) -> str:
-    """Return text for the user: the number of dead letters, and their conditions."""
+    """Describe the selected dead letters to the user: their number and the conditions."""
     conditions = [
         f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
     ]
@@ -64,7 +64,7 @@ def describe(count: int, filters: dict[str, Any]) -> str:
 
 
 def require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> None:
-    """End the command with an error if nothing matched."""
+    """End the command with an error if no dead letter matched."""
     if not matched:
         such = "such " if given_filters else ""
         raise NotFound(f"topic {topic!r} has no {such}dead letters; nothing was done")
@@ -79,7 +79,7 @@ def print_dry_run(topic: str, matched: int, text: str) -> None:
 def report_skipped(
     given_filters: dict[str, Any], matched: int, done: int, unreadable: int = 0
 ) -> int | None:
-    """Report dead letters that were not handled. Return the exit code."""
+    """Report dead letters that the command did not change. Return the exit code."""
     common = common_options()
     if unreadable:
         message = (

@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class JobAdmin(AdminPart):
-    """Operations on jobs."""
+    """Starts, lists, pauses and stops jobs."""
 
     def job_start(
         self,
@@ -41,37 +41,36 @@ class JobAdmin(AdminPart):
 
         Args:
             topic: Name of the topic.
-            verb: "redrive" to send dead letters back, "purge" to put them into the trash, "cancel"
-                to delete waiting messages permanently, or "replay" to send acked messages of the
-                history again.
+            verb: "redrive" to send dead letters back, "purge" to move dead letters to the trash,
+                "cancel" to delete waiting messages permanently, or "replay" to send acked messages
+                of the history again.
             conditions: Conditions that the messages must meet, named as in `redrive`: ids, reason,
                 error, older_than, type, filter. Default: all dead letters, or all waiting messages.
-                The further condition `died` is a list of times of death in epoch ms, one for each
-                id. A dead letter that was sent back and died again has another time of death, so
-                the job does not change it. A cancel supports no condition on the time of death. A
-                replay supports other conditions: since and until (times of acks, as aware datetimes
-                or in epoch ms; until is not included), type and filter.
+                The condition `died` is a list of times of death in epoch ms, one for each id. A
+                dead letter that was sent back and died again has a new time of death, so the job
+                does not change it. A cancel supports no condition on the time of death. A replay
+                supports other conditions: since and until (times of acks, as aware datetimes or in
+                epoch ms; until is not included), type and filter.
             rate: Maximum number of messages per second. Default: no limit.
-            keep: For a purge, how long the messages can be restored, in seconds or as a timedelta.
-                With 0 they are deleted permanently.
+            keep: For a purge, the time for which the messages can be restored, in seconds or as a
+                timedelta. With 0, RMQ deletes them permanently.
             by: Name of the person who starts the job, for display. Default: user@host.
             expected: Number of matching dead letters, if you have counted them. Progress bars use
                 this number.
             to: For a redrive or a replay, another topic that gets the messages.
-            dedup_key: Key that identifies this call. As long as the job is kept, another call with
-                the same key starts no job and returns the first job.
+            dedup_key: Key that identifies this call. As long as Redis keeps the job, a second call
+                with the same key starts no job and returns the first job.
             running: For a cancel, whether to also request the cancellation of messages in flight,
                 as `Topic.cancel(id, running=True)` does.
             fresh: For a redrive, whether to delete the steps of the messages, as in `redrive`.
 
         Guarantee:
-            Each matching dead letter that died before the job started is sent back once, even if
-            processes that run the job die. A cancel ends messages that were accepted before the job
-            started, and counts each message once. A replay sends each message of the history that
-            was acked before the job started once, as a new message with a new id. If the history
-            removes messages before the job reads them, the job continues, and `lost_to` of the job
-            is the time of the newest of their acks. If the job is paused or stopped, the remaining
-            messages stay as they are.
+            A redrive sends each dead letter back once, even if processes that run the job die. A
+            replay sends each acked message once, as a new message with a new id. A cancel counts
+            each message once. A job does not change messages that died, were acked or were accepted
+            after its start. If the history removes messages before a replay reads them, the replay
+            continues. The field `lost_to` of the job is then the time of the last ack among the
+            removed messages. If you pause or stop a job, the remaining messages stay as they are.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -104,7 +103,7 @@ class JobAdmin(AdminPart):
         conditions: Mapping[str, Any] | None = None,
         running: bool = False,
     ) -> int:
-        """Return the number of messages that a job would change now. Change nothing.
+        """Count the messages that a job would change now. Change nothing.
 
         Args:
             topic: Name of the topic.
@@ -120,7 +119,10 @@ class JobAdmin(AdminPart):
         return self._run(run.matches(context, verb, conditions or {}, running))
 
     def jobs(self, topic: str | None = None) -> list[Job]:
-        """Return the jobs of a topic, or of all topics, newest first. Jobs are kept for 7 days."""
+        """Return the jobs of a topic, or of all topics, newest first.
+
+        Redis keeps a job for 7 days after its end.
+        """
         return self._run(flows.jobs(self._prefix, topic))
 
     def job(self, id: str) -> Job:
@@ -132,7 +134,7 @@ class JobAdmin(AdminPart):
         return self._run(flows.job(self._prefix, id))
 
     def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
-        """Return the outcomes of the messages that a job handled last, newest first.
+        """Return what the job did with the messages that it handled last, newest first.
 
         Redis keeps at most 10 000 outcomes of a job.
         """
@@ -142,14 +144,14 @@ class JobAdmin(AdminPart):
     def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
         """Run a job until it ends or is paused. Return the job.
 
-        If another process runs the job, this method waits and reports the progress.
+        If another process already runs the job, this method waits and reports the progress.
 
         Args:
             id: Id of the job.
-            progress: Function that is called with (done, expected) during the work.
+            progress: Function that RMQ calls as `progress(done, expected)` during the work.
 
         Guarantee:
-            Nothing is lost if this call ends early. Another process can continue the job
+            If this call ends early, nothing is lost. Another process can continue the job
             immediately after an interruption, and 10 s after a crash.
         """
         context, name = self._context(jobs_core.topic_of(id)), run.runner_name()

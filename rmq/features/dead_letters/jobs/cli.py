@@ -28,9 +28,9 @@ def started(job: rmq.Job) -> None:
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
-    """Run a job with a progress bar.
+    """Run a job and show a progress bar.
 
-    If another process runs the job, watch its progress. Return the job when it has ended.
+    If another process runs the job, show its progress. Return the job when it has ended.
     """
     again = f"rmq server continues job {job.id}, or rmq job resume; rmq job stop ends it"
     with progress("working", again) as on_progress:
@@ -51,7 +51,7 @@ def _fields(job: rmq.Job) -> dict[str, Any]:
 
 
 def lost_text(job: rmq.Job) -> str:
-    """Return text for the user: which messages the history removed before a replay read them."""
+    """Tell the user which messages the history removed before a replay could read them."""
     return (
         f"the history removed messages that were acked up to {text.fine_clock(job.lost_to)} before "
         "the job read them; they were not sent"
@@ -82,7 +82,7 @@ def _progress_text(job: rmq.Job) -> str:
 def list_jobs(topic: str | None) -> None:
     """List the jobs of TOPIC, or of all topics, newest first.
 
-    A job is listed for 7 days after its end.
+    Redis keeps a job for 7 days after its end.
     """
     common = common_options()
     with common.client() as client:
@@ -110,7 +110,7 @@ def list_jobs(topic: str | None) -> None:
     help="Also show the outcomes of the last N messages.",
 )  # fmt: skip
 def show(id: str, outcomes: int) -> None:
-    """Show the job ID: its work, its progress, and the outcomes of its last messages."""
+    """Show the job ID: what it does, its progress, and the outcomes of its last messages."""
     common = common_options()
     with common.client() as client:
         found = client.admin.job(id)
@@ -150,7 +150,7 @@ def _said(id: str, changed: bool, done: str, not_done: str) -> None:
 @job.command(examples=("rmq job pause orders.1a2b3c4d",))
 @click.argument("id")
 def pause(id: str) -> None:
-    """Pause the job ID until it is resumed; the job finishes its current batch first."""
+    """Pause the job ID until you resume it. The job first finishes its current batch."""
     with common_options().client() as client:
         _said(id, client.admin.job_pause(id), "paused", "is not running; nothing was done")
 
@@ -161,7 +161,7 @@ def pause(id: str) -> None:
 def resume(id: str, detach: bool) -> None:
     """Resume the job ID if it is paused, and run it until it ends.
 
-    The command also continues a job that no process runs, for example after Ctrl-C.
+    Use this command also for a job that no process runs, for example after Ctrl-C.
     """
     common = common_options()
     with common.client() as client:
@@ -177,6 +177,6 @@ def resume(id: str, detach: bool) -> None:
 @job.command(examples=("rmq job stop orders.1a2b3c4d",))
 @click.argument("id")
 def stop(id: str) -> None:
-    """End the job ID. Finished work is not undone; the remaining messages stay as they are."""
+    """End the job ID. Finished work is not undone. The remaining messages stay as they are."""
     with common_options().client() as client:
         _said(id, client.admin.job_stop(id), "stopped", "has ended already")

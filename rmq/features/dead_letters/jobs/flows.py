@@ -1,9 +1,9 @@
 """Start, list and change jobs. `job_run` runs them.
 
-The key `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end. The score
-of any other job is LISTED_ACTIVE or more. A script cannot write the list and a job in one step.
-Therefore a job is listed before it is stored. Each search for jobs to run removes wrong entries
-from the list.
+The sorted set `rmq:jobs` lists all jobs by id. The score of an ended job is the time of its end.
+The score of every other job is at least LISTED_ACTIVE. A script cannot write the list and a job in
+one step. So RMQ first adds the job to the list and then stores the job. Each search for jobs to run
+removes wrong entries from the list.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FIELDS = (
 def note_end(prefix: str, job: Job) -> Flow[None]:
     """Record the end of a job in the audit trail and in the list of jobs.
 
-    The call may be repeated.
+    You can repeat the call.
     """
     assert job.ended_ms is not None
     text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
@@ -68,7 +68,7 @@ def check_verb(verb: str, running: bool) -> JobVerb:
     """Check the verb of a job, and return the verb.
 
     Raises:
-        InvalidValue: The verb is unknown, or `running` is set and the verb is not a cancel.
+        InvalidValue: The verb is unknown, or `running` is set although the job is not a cancel.
     """
     known: JobVerb | None = next((each for each in VERBS if each == verb), None)
     if known is None:
@@ -82,7 +82,7 @@ def check_conditions(verb: JobVerb, conditions: Mapping[str, Any]) -> dict[str, 
     """Check conditions and convert them to JSON values.
 
     Raises:
-        InvalidValue, InvalidType: A condition is not valid for the messages of the verb.
+        InvalidValue, InvalidType: A condition is not valid for this verb.
     """
     given = {name: value for name, value in conditions.items() if value is not None}
     if verb == "replay":
@@ -102,7 +102,7 @@ def check_conditions(verb: JobVerb, conditions: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_living(wanted: Filter) -> None:
-    """Refuse conditions on the time of death, which only dead letters have."""
+    """Raise an error for conditions on the time of death, which only dead letters have."""
     named = [each.where.name for each in conditions_of(wanted.filter.term)] if wanted.filter else []
     if wanted.older_ms or wanted.died_ms or {"age", "died"} & {*named}:
         raise InvalidValue("filter: age, died and older_than need dead letters; a cancel has none")
@@ -244,7 +244,7 @@ def active(prefix: str) -> Flow[list[Job]]:
 
 
 def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
-    """Remove a job from the list of jobs if the job is not stored, and is not being started now."""
+    """Remove a job from the list of jobs if the job is neither stored nor being started now."""
     score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
     now_s = (yield from server_ms("jobs")) // 1000
     if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:
@@ -252,7 +252,7 @@ def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
 
 
 def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[list[JobOutcome]]:
-    """Return the outcomes of the messages that a job handled last, newest first."""
+    """Return what the job did with the messages that it handled last, newest first."""
     limit = check_int(limit, "limit", 1, OUTCOMES_MAX)
     yield from opening.ensure_open(context, create=False)
     entries: list[bytes] = yield RawCommand(

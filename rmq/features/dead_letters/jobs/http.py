@@ -1,4 +1,4 @@
-"""Jobs: redrives, purges, cancels and replays that `rmq server` runs in the background."""
+"""HTTP routes of jobs: redrives, purges, cancels and replays that `rmq server` runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rmq.kernel.core.access import Role
 
 
 class JobPath(Request):
-    """A job, named by its id TOPIC.XXXXXXXX."""
+    """The id of a job. It has the form TOPIC.XXXXXXXX."""
 
     job: JobText
 
@@ -46,7 +46,7 @@ class JobsQuery(Request):
 
 
 class OutcomesQuery(Request):
-    """Limits the outcomes to list."""
+    """Limits the number of outcomes to list."""
 
     limit: Limit = 100
 
@@ -70,7 +70,7 @@ class JobList(Answer):
 
 @TABLE.get("/jobs")
 async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
-    """List jobs, newest first. Jobs are kept for 7 days."""
+    """List jobs, newest first. Redis keeps a job for 7 days after its end."""
 
     def position(job: StoredJob) -> tuple[int, str]:
         return -job.began_ms, job.id
@@ -87,8 +87,9 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
 class Job(Answer):
     """A job, with the same fields as in `rmq job show`.
 
-    `keep` is the number of seconds for which purged messages stay in the trash. If the history
-    removed messages before a replay read them, `lost_to` is the time of the newest of their acks.
+    `keep` is the number of seconds for which purged messages stay in the trash. `lost_to` is set if
+    the history removed messages before a replay could read them. It is the time of the last ack
+    among these messages.
     """
 
     id: str
@@ -119,8 +120,8 @@ class Job(Answer):
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
     """Start a redrive, purge, cancel or replay as a job, which continues after this response.
 
-    To count the messages first, use a dry run of `redrive` or `purge`, or `jobs/matches`. If you
-    repeat a request with the same Idempotency-Key header, it starts no second job. Without the
+    To count the messages first, use `jobs/matches`, or a dry run of `redrive` or `purge`. If you
+    repeat a request with the same Idempotency-Key header, RMQ starts no second job. Without the
     header, a repeated request starts another job. Each message is still changed only once, but a
     second replay sends the messages again.
     """
@@ -153,7 +154,7 @@ async def get_job(context: RequestContext, path: JobPath) -> Job:
 
 
 class JobOutcomes(Answer):
-    """The outcomes of the messages that a job handled last, newest first."""
+    """What the job did with the messages that it handled last, newest first."""
 
     outcomes: list[JobOutcome]
 
@@ -162,7 +163,7 @@ class JobOutcomes(Answer):
 async def list_job_outcomes(
     context: RequestContext, path: JobPath, query: OutcomesQuery
 ) -> JobOutcomes:
-    """List the outcomes of the messages that a job handled last, newest first."""
+    """List what the job did with the messages that it handled last, newest first."""
     await context.admin.job(path.job)
     found = await context.admin.job_outcomes(path.job, query.limit)
     return JobOutcomes(outcomes=[show(each, JobOutcome) for each in found])
@@ -182,18 +183,18 @@ async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) ->
 
 @TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
 async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> Done:
-    """End a job after its current batch. Finished work is not undone."""
+    """End a job after its current batch. The job does not undo finished work."""
     return Done(done=await context.admin.job_stop(path.job, by=body.by))
 
 
 class JobOutcome(Answer):
-    """The outcome of a job for a message.
+    """The outcome of a job for one message.
 
-    "gone" means that the message was no longer a dead letter, or was settled before a cancel.
-    "conflict", "too large", "full", "paused", "moving" and "not durable" mean that the target topic
-    of a redrive refused the message. Such a message stays dead. For a replay, "gone" means that the
-    history no longer had the message. "requested" means that a cancel requested the cancellation of
-    a message in flight. "already requested", "in flight", "in query" and "dead" mean that a cancel
+    "gone" means that the message was no longer a dead letter, that it was settled before the
+    cancel, or that the history no longer had it. "conflict", "too large", "full", "paused",
+    "moving" and "not durable" mean that the target topic of a redrive refused the message. A
+    refused message stays dead. "requested" means that a cancel requested the cancellation of a
+    message in flight. "already requested", "in flight", "in query" and "dead" mean that a cancel
     did not change the message.
     """
 

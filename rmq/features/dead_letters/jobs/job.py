@@ -35,9 +35,9 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
 def new_id(topic: str, dedup_key: str | None = None) -> str:
-    """Return an id for a job: the topic, a dot, and a code.
+    """Return an id for a job: the name of the topic, a dot, and a code.
 
-    The code is random or derived from `dedup_key`.
+    The code is random. If there is a `dedup_key`, the code is derived from this key.
     """
     drawn = secrets.token_bytes(8)
     if dedup_key is not None:
@@ -60,7 +60,7 @@ def topic_of(id: object) -> str:
 
 
 def code_of(id: str) -> str:
-    """Return the last part of a job's id: 8 characters after the topic."""
+    """Return the last 8 characters of a job's id."""
     return id[-8:]
 
 
@@ -75,33 +75,35 @@ class Job(NamedTuple):
     Attributes:
         id: Name of the topic, a dot and 8 characters.
         topic: Topic of the messages.
-        verb: "redrive" or "purge" of dead letters, "cancel" of waiting messages, or "replay" of
+        verb: "redrive" or "purge" for dead letters, "cancel" for waiting messages, or "replay" for
             acked messages.
-        conditions: Conditions that the messages must meet, as the caller set them. Empty for all
+        conditions: Conditions that the messages must meet, as the caller gave them. Empty for all
             messages.
         rate: Maximum number of messages per second, or None for no limit.
-        keep_ms: For a purge, how long the letters stay in the trash, in ms.
+        keep_ms: For a purge, time for which the letters stay in the trash, in ms.
         by: Name of the person who started the job.
-        state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
+        state: "running", "paused", "stopping" (the job ends after its current batch), "stopped" or
+            "done".
         began_ms: Start of the job, in epoch ms. Messages that died later are not changed. A cancel
             does not change messages that were accepted later, and a replay does not send messages
             that were acked later.
         ended_ms: End of the job, in epoch ms, or None.
         expected: Number of matching messages at the start, or None if they were not counted.
         examined: Number of messages examined. A cancel may examine a message several times.
-        done: Number of matching messages sent back, put into the trash, cancelled, or sent again.
-        gone: Number of matching messages that had been removed before the job reached them.
-        unreadable: Number of matching messages that stayed because their record is unreadable, or
-            that were not sent again because their stored object is missing.
+        done: Number of messages that the job sent back, moved to the trash, cancelled, or sent
+            again.
+        gone: Number of matching messages that were removed before the job could change them.
+        unreadable: Number of messages that the job did not change, because their record is
+            unreadable or their stored object is missing.
         runner: Name of the process that runs the job now, or empty.
         to: For a redrive or a replay, another topic that gets the messages, or None.
-        refused: Number of matching messages that the job could not change, by outcome: messages
-            that the topic refused, or messages that could not be cancelled.
+        refused: Number of messages that the topic refused or that could not be cancelled, by
+            outcome.
         running: For a cancel, whether it also cancels messages in flight.
-        requested: Number of matching messages in flight whose cancellation the job requested.
+        requested: Number of messages in flight whose cancellation the job requested.
         fresh: For a redrive, whether it deletes the steps of the messages.
-        lost_ms: For a replay: the history removed messages before the job read them, and the newest
-            of them was acked at this time, in epoch ms. None if the job has lost no message.
+        lost_ms: For a replay, time of the last ack among the messages that the history removed
+            before the job read them, in epoch ms. None if no message was lost.
     """
 
     id: str
@@ -129,18 +131,21 @@ class Job(NamedTuple):
 
     @property
     def matched(self) -> int:
-        """Number of matching messages handled so far."""
+        """Number of matching messages that the job has handled so far."""
         done = self.done + self.requested
         return done + self.gone + self.unreadable + sum(self.refused.values())
 
     @property
     def began(self) -> datetime:
-        """Start of the job, by the server's clock. Messages that died later are not included."""
+        """Start of the job, by the clock of Redis.
+
+        The job does not change messages that died later.
+        """
         return moment(self.began_ms)
 
     @property
     def lost_to(self) -> datetime | None:
-        """`lost_ms` as a time, by the server's clock, or None."""
+        """The time in `lost_ms`, by the clock of Redis, or None."""
         return None if self.lost_ms is None else moment(self.lost_ms)
 
     @property
@@ -149,9 +154,10 @@ class Job(NamedTuple):
         return None if self.ended_ms is None else moment(self.ended_ms)
 
     def has_trashed(self, goes_ms: float) -> bool:
-        """Return whether this job put a dead letter with this deletion time into the trash.
+        """Return whether this job moved a dead letter with this deletion time to the trash.
 
-        Only times are compared, so a purge with the same start and the same `keep` also matches.
+        Only the time is compared. So a second purge with the same start and the same `keep` also
+        matches.
         """
         put_ms = goes_ms - self.keep_ms
         is_over = self.ended_ms is not None and put_ms > self.ended_ms
@@ -159,20 +165,20 @@ class Job(NamedTuple):
 
     @property
     def is_active(self) -> bool:
-        """Whether the job is neither paused nor ended, so that a process must run it."""
+        """Whether a process must run the job, because the job is neither paused nor ended."""
         return self.state in ("running", "stopping")
 
 
 class JobOutcome(NamedTuple):
-    """The outcome of a job for a message.
+    """The outcome of a job for one message.
 
     Attributes:
         id: Id of the message.
-        outcome: "done", "gone" (no longer a dead letter) or "unreadable". With another topic also
-            "conflict" (the topic has a message with this id), "too large", "full", "paused" (sends
-            to the topic), "moving" (to a third topic) or "not durable" (stored in too few copies).
-            For a cancel: "done", "requested", "gone" (settled), or the reason why the message could
-            not be cancelled: "already requested", "in flight", "in query" or "dead". For a replay,
+        outcome: "done", "gone" (no longer a dead letter) or "unreadable". With another topic, also
+            "conflict" (the topic has a message with this id), "too large", "full", "paused" (for
+            sends), "moving" (to a third topic) or "not durable" (stored in too few copies). For a
+            cancel: "done", "requested", "gone" (settled), or the reason why the message could not
+            be cancelled: "already requested", "in flight", "in query" or "dead". For a replay,
             "gone" means that the history no longer had the message.
     """
 
@@ -194,8 +200,8 @@ def definition(
 ) -> list[str]:
     """Return the fields and values of a job's definition, as arguments of job_start.
 
-    `bounds` has an entry for each slot: for a cancel, the acceptance number of the newest message;
-    for a replay, the entries of the history between which the job reads.
+    `bounds` has one entry for each slot. For a cancel, the entry is the acceptance number of the
+    newest message. For a replay, the entry names the part of the history that the job reads.
     """
     fields = {
         "verb": verb,

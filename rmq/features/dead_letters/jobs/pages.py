@@ -1,4 +1,4 @@
-"""Pages of jobs, which change many messages in the background."""
+"""Console pages of jobs, which change many messages in the background."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def change(request: PageRequest) -> Redirect:
 
 @PAGES.get("/topics/{topic}/cancel", Role.ADMIN)
 async def ask_cancel(request: PageRequest) -> View:
-    """Ask for a filter, and show how many messages a cancel would end."""
+    """Ask the user for a filter, and show how many messages a cancel would end."""
     text, running = request.query.get("filter", "").strip(), request.query.get("running") == "on"
     reading: LongReading | None = None
     if text:
@@ -96,7 +96,7 @@ async def cancel(request: PageRequest) -> Redirect:
 
 
 def _share(job: Job) -> float | None:
-    """Return the finished part of a job, 0 to 1, or None if the messages were not counted."""
+    """Return the finished part of a job, 0 to 1. Return None if the messages were not counted."""
     if job.state == "done":
         return 1.0
     return min(1.0, job.matched / job.expected) if job.expected else None

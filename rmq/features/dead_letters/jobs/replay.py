@@ -1,9 +1,9 @@
-"""Send acked messages again: search them in the history of a topic, and store new messages.
+"""A replay: read acked messages from the history of a topic, and send them as new messages.
 
 The id of a new message is derived from the job, the acked message and its entry in the history. The
-script `redrive_send` records each new message that it stores, and keeps this record when the
-message is settled. So a runner that repeats a batch stores no message twice. When the job has the
-outcomes of the batch, Redis may forget these records.
+script `redrive_send` records each new message that it stores. Redis keeps this record after the
+message is settled. So a process that repeats a batch stores no message twice. When the job has
+stored the outcomes of the batch, Redis may forget these records.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bounds(context: TopicContext, conditions: Mapping[str, Any]) -> Flow[list[str]]:
-    """Return the entries between which a replay reads each slot: `<after>/<last>`.
+    """Return the part of each slot's history that a replay reads, as `<after>/<last>`.
 
     Raises:
         ConfigurationError: The topic keeps no history.
@@ -88,14 +88,14 @@ def bounds(context: TopicContext, conditions: Mapping[str, Any]) -> Flow[list[st
 
 
 class _Cursor(NamedTuple):
-    """The position of a replay: an entry of a slot, and how many messages after it were examined.
+    """The position of a replay: an entry of a slot, and the number of examined messages after it.
 
     Attributes:
-        lost_ms: Time of the newest ack that the job could not read, or 0.
+        lost_ms: Time of the last ack that the job could not read, or 0.
         slot: Index of the slot.
-        after: Last entry of the slot whose messages were all examined. Empty at the begin.
-        skip: Number of examined messages of the next entry.
-        entries: Entry of each message in the recorded batch.
+        after: Last entry of the slot whose messages were all examined. Empty at the start.
+        skip: Number of messages of the next entry that were already examined.
+        entries: History entry of each message in the recorded batch.
     """
 
     lost_ms: int = 0
@@ -120,17 +120,17 @@ class _Cursor(NamedTuple):
 
 
 def entries_in(cursor: str) -> tuple[str, ...]:
-    """Return the entry of each message in the batch that was recorded with a cursor."""
+    """Return the history entries of the messages in a batch that was recorded with a cursor."""
     return _Cursor.unpack(cursor).entries
 
 
 class ReplaySearch:
-    """Finds the messages of a replay, starting at its cursor.
+    """Finds the messages of a replay, starting at a cursor.
 
     Args:
         context: Topic of the history.
         conditions: Conditions that the messages must meet.
-        between: For each slot, the entries between which the search reads.
+        between: For each slot, the first and the last entry of its history to read.
         cursor: Position at which the search starts.
         examined: Number of messages that were examined before this search.
     """
@@ -152,7 +152,7 @@ class ReplaySearch:
         self._page: deque[AckedMessage] = deque()
 
     def next(self, most: int) -> Flow[Batch]:
-        """Return the next batch, which may be empty after a long search."""
+        """Return the next batch. The batch may be empty after a long search."""
         found: list[AckedMessage] = []
         until = self.examined + EXAMINED_MAX
         while self._cursor.slot < len(self._between):
@@ -178,7 +178,7 @@ class ReplaySearch:
         return Batch(slot, ids, cursor.pack(), self.examined, is_last)
 
     def _read(self) -> Flow[bool]:
-        """Read the next page of a slot. Return False at the end."""
+        """Read the next page of a slot. Return False at the end of the slot."""
         cursor = self._cursor
         begin, last = self._between[cursor.slot]
         wanted = self._wanted.filter
@@ -197,7 +197,7 @@ class ReplaySearch:
                 return bool(self._page)
 
     def _lose(self, removed_to: str, last: str) -> None:
-        """Continue after messages that the history removed before they were read."""
+        """Continue after messages that the history removed before the search read them."""
         ends_ms = [history.parse_entry(entry)[0] for entry in (removed_to, last)]
         if self._until is not None:
             ends_ms.append(check_epoch_ms(self._until, "until", allow_past=True) - 1)
@@ -206,7 +206,7 @@ class ReplaySearch:
 
 
 def _member_of(message: AckedMessage) -> QueueMember:
-    """Return an acked message in the form that filters read."""
+    """Convert an acked message to the form that filters read."""
     return QueueMember("history", message.id, 0.0, message.record, b"", 0)
 
 
@@ -222,11 +222,11 @@ def matches(context: TopicContext, conditions: Mapping[str, Any], most: int) -> 
 
 
 class Replay:
-    """Stores acked messages again, as messages of the same topic or of another topic.
+    """Stores acked messages again, as new messages of the same topic or of another topic.
 
     Args:
         source: Topic of the history.
-        target: Topic of the new messages, which must be open.
+        target: Topic of the new messages. The topic must be open.
         job: Id of the job.
 
     Attributes:
@@ -242,7 +242,10 @@ class Replay:
         self._stored: dict[tuple[bytes, int], list[bytes]] = defaultdict(list)
 
     def send(self, keys: SlotKeys, ids: Sequence[bytes], entries: Sequence[str]) -> Flow[str]:
-        """Store up to SEND messages. Return one character of `LETTERS` (`jobs/job.py`) for each."""
+        """Store up to SEND messages. Return one character of `LETTERS` for each message.
+
+        `jobs/job.py` defines `LETTERS`.
+        """
         yield from opening.ensure_open(self._target, create=False)
         records = yield from history.records(self._source, keys.index, set(entries))
         letters = ["0"] * len(ids)
@@ -283,7 +286,7 @@ class Replay:
         return "".join(letters)
 
     def forget(self) -> Flow[None]:
-        """Let Redis forget the stored messages, because the job has their outcomes."""
+        """Let Redis forget which messages were stored, because the job has their outcomes."""
         stored, self._stored = self._stored, defaultdict(list)
         for (key, now_ms), members in stored.items():
             yield from redrive_to.forget_arrivals("replay", key, now_ms, members)
@@ -291,7 +294,7 @@ class Replay:
     def _find_earlier(
         self, ids: Sequence[bytes], entries: Sequence[str], letters: list[str]
     ) -> Flow[None]:
-        """Count a message as sent if an earlier run stored it, and the history no longer has it."""
+        """Count messages that an earlier run has stored and the history has removed since."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         names = [self._new_member(ids[place], entries[place]) + self._token for place in gone]
         for index in (yield from redrive_to.find_arrivals("replay", self._target.slots, names)):
@@ -302,14 +305,17 @@ class Replay:
         return core_ids.derive_member(text, b"rmq-replay")
 
     def _slot_of(self, slot: int, fields: Record) -> int:
-        """Return the slot of a new message: that of its group, or that of the acked message."""
+        """Return the slot of a new message.
+
+        The group decides the slot. Without a group, the slot of the acked message decides it.
+        """
         group, slots = group_in(fields.headers.get(GROUP_MARK)), self._target.settings.slots
         return slot % slots if group is None else slot_of(group, slots)
 
     def _copy_objects(
         self, messages: Sequence[tuple[int, Record]], now_ms: int
     ) -> Flow[dict[int, Reference | None]]:
-        """Copy offloaded bodies. Return the new references by index, None for a missing object."""
+        """Copy offloaded bodies. Return the new references by index. A missing object has None."""
         packed = {place: reference_of(fields.codec, fields.body) for place, fields in messages}
         found = {place: Reference.read(each) for place, each in packed.items() if each is not None}
         if not found:

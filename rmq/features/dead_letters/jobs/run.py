@@ -1,13 +1,14 @@
 """Run a job in batches.
 
-Only one process at a time runs a job: its runner. The runner may be killed at any moment. Before a
-runner changes the messages of a batch, it records the batch in the job. Afterwards it records the
-outcomes. If a runner dies, the next runner repeats the recorded batch with the same replay session
-and number. Redis then returns the earlier outcomes of finished messages, and handles the other
-messages. So each message is handled once, and the counters are exact. A slot remembers outcomes for
-a few minutes. If a batch is repeated later, a dead letter that is no longer in the slot counts as
-done. A redrive to another topic needs no session, because the other topic records the stored
-messages under a token of the batch.
+Only one process at a time runs a job. This process may be killed at any moment. Before it changes
+the messages of a batch, it records the batch in the job. Afterwards it records the outcomes. If the
+process dies, the next process repeats the recorded batch with the same replay session and number.
+Redis then returns the earlier outcomes of finished messages, and handles the remaining messages. So
+RMQ handles each message once, and the counters are exact.
+
+A slot remembers outcomes for a few minutes. If a process repeats a batch later, a dead letter that
+is no longer in the slot counts as done. A redrive to another topic needs no replay session, because
+the other topic records the stored messages together with a token of the batch.
 """
 
 from __future__ import annotations
@@ -75,8 +76,7 @@ MAY_ACCEPT = "fpn"  # outcomes after which a topic may accept the same message l
 class _Cursor(NamedTuple):
     """The last examined message: its score and its member in the sorted set.
 
-    A job reads several queues of a slot one after the other. `turn` is the index of the current
-    queue.
+    A job reads the queues of a slot one after the other. `turn` is the index of the current queue.
     """
 
     slot: int = 0
@@ -96,16 +96,16 @@ class _Cursor(NamedTuple):
 
 
 class _Search:
-    """Finds the messages of a job, starting at its cursor.
+    """Finds the messages of a job, starting at a cursor.
 
-    During the search, messages can move between the queues of waiting messages and messages in
-    flight. Therefore a cancel of messages in flight reads both queues twice. The search misses a
-    message only if consumers release it twice and receive it twice during the search.
+    Messages can move between the waiting queue and the in-flight queue during the search. So a
+    cancel that includes messages in flight reads both queues twice. The search can miss a message
+    only if consumers receive and release the message twice during the search.
 
     Args:
         context: Topic of the messages.
         wanted: Conditions that the messages must meet.
-        queues: Queues of a slot in the order in which they are read.
+        queues: Queues of a slot, in the order in which they are read.
         began_ms: Latest time of death of a matching dead letter, in epoch ms.
         accepted: For a cancel, the acceptance number of the newest message to cancel in each slot.
         cursor: Position at which the search starts.
@@ -134,7 +134,7 @@ class _Search:
             self._ids.setdefault(id.slot, []).append(id)
 
     def next(self, most: int) -> Flow[Batch]:
-        """Return the next batch, which may be empty after a long search."""
+        """Return the next batch. The batch may be empty after a long search."""
         ids: list[bytes] = []
         until = self.examined + EXAMINED_MAX
         slots = self._context.slots
@@ -193,7 +193,7 @@ class _Search:
         return {each.id: each for each in whole}
 
     def _not_requested(self, keys: SlotKeys, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-        """Return the messages in flight that the job can cancel and has not counted yet."""
+        """Return the messages in flight that the job can cancel and has not yet counted."""
         names = [b"~" + member_of(each.id) for each in members]
         requests = yield RawCommand("job", "HMGET", keys.slot, *names)
         return [
@@ -220,7 +220,7 @@ class _Search:
         return []
 
     def _is_meant(self, member: QueueMember) -> bool:
-        """Return whether the job applies to a message.
+        """Return whether the job may change a message.
 
         The message must be in a queue that the job reads, and must be older than the job. A dead
         letter must also have the time of death that the conditions require.
@@ -253,7 +253,7 @@ class _Runner:
     replay: Replay | None = None
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
-        """Take or renew the lease of the job. With `hold_ms=0`, end the lease."""
+        """Get or renew the lease of the job. With `hold_ms=0`, end the lease."""
         taken = yield jobs_scripts.job_take(self.context.prefix, self.id, self.name, hold_ms)
         if taken.state < 0:
             raise JobNotFound(f"job {self.id} no longer exists")
@@ -261,7 +261,7 @@ class _Runner:
         return taken
 
     def run(self) -> Flow[bool]:
-        """Run the job while this process has its lease. Return whether the lease was obtained."""
+        """Run the job while this process has the lease. Return False if it cannot get the lease."""
         taken = yield from self.take()
         if not taken.state:
             return False
@@ -404,9 +404,10 @@ class _Runner:
     def _send_again(
         self, sender: Replay, keys: SlotKeys, ids: Sequence[bytes], entries: Sequence[str]
     ) -> Flow[str]:
-        """Store acked messages again. If the topic refuses a message temporarily, wait.
+        """Store acked messages again. If the topic refuses a message temporarily, wait and repeat.
 
-        If the job is stopped during the wait, the refusals are the outcomes of these messages.
+        If the job is stopped during the wait, the last refusals become the outcomes of the
+        messages.
         """
         letters: dict[int, str] = {}
         left, stops, waits = list(range(len(ids))), False, False
@@ -475,22 +476,22 @@ def matches(
 
 
 def runner_name() -> str:
-    """Return the name under which this process appears in the jobs that it runs."""
+    """Return the name under which this process runs jobs."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def try_run(
     context: TopicContext, id: str, name: str, is_stopping: Callable[[], bool]
 ) -> Flow[bool]:
-    """Run a job until it ends or pauses. Return False if another process runs it."""
+    """Run a job until it ends or is paused. Return False if another process runs the job."""
     return (yield from _Runner(context, id, name, is_stopping, None).run())
 
 
 def run(context: TopicContext, id: str, name: str, progress: Progress | None) -> Flow[Job]:
     """Run a job until it ends or is paused. Return the job.
 
-    If another process runs the job, this function waits and reports the progress. It also waits
-    while Redis is unreachable.
+    If another process runs the job, this function waits and reports the progress. The function also
+    waits while Redis is unreachable.
     """
     runner = _Runner(context, id, name, lambda: False, progress)
     while True:
@@ -508,5 +509,5 @@ def run(context: TopicContext, id: str, name: str, progress: Progress | None) ->
 
 
 def release(context: TopicContext, id: str, name: str) -> Flow[None]:
-    """Release the job, so that another process can run it immediately."""
+    """Give up the lease of the job, so that another process can run the job immediately."""
     yield from _Runner(context, id, name, lambda: True, None).take(0)

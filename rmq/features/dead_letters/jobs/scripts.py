@@ -1,4 +1,4 @@
-"""Commands of jobs: start, take over, record a batch, pause, resume and stop."""
+"""The Lua scripts of jobs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class JobReply(NamedTuple):
-    """The reply of a script about a job."""
+    """Reply of a script about a job."""
 
     state: int  # 1 done, 0 not done, -1 no such job
     now_ms: int
 
 
 class JobTaken(NamedTuple):
-    """The reply to the script `job_take`."""
+    """Reply of the script `job_take`."""
 
     state: int  # 1 the runner has the lease, 0 it does not, -1 no such job
     now_ms: int
@@ -28,7 +28,7 @@ class JobTaken(NamedTuple):
 
 
 class JobStepReply(NamedTuple):
-    """The reply to the script `job_step`."""
+    """Reply of the script `job_step`."""
 
     state: int  # 1 recorded, 0 the runner lost the job, -1 no such job
     job_state: str
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
         ids: Ids of the messages.
         cursor: Position after the batch, as text.
         examined: Number of messages examined so far.
-        is_last: Whether the job has no further batch.
+        is_last: Whether this is the last batch of the job.
     """
 
     slot: int
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job. Return 1 if the job was stored or 0 if it exists already, and its start time."""
+    """Store a job. Return its start time, and 1 if it is new or 0 if it existed."""
     return _changing("job_start", prefix, job, definition)
 
 
@@ -90,7 +90,7 @@ def _job_reply(reply: list[Any]) -> JobReply:
 
 
 def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
-    """Take or renew the lease of a job, or end it with `hold_ms=0`. Return the job's fields."""
+    """Get or renew the lease of a job. With `hold_ms=0`, end it. Return the fields of the job."""
 
     def parse(reply: list[Any]) -> JobTaken:
         names, values = reply[2::2], reply[3::2]
@@ -121,7 +121,7 @@ def job_step(
     keep_s: int,
     most: int,
 ) -> Command[JobStepReply]:
-    """Record the outcomes of a batch and the messages of the next batch."""
+    """Record the outcomes of a batch, and the messages of the next batch."""
     return Command(
         script_loader.load("job_step"),
         (job_key(prefix, job), job_log_key(prefix, job)),

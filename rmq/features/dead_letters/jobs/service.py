@@ -1,4 +1,4 @@
-"""Run jobs that no other process runs, each in a thread of its own."""
+"""Run jobs that no other process runs. Each job runs in its own thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE = 8  # maximum number of jobs that a server runs at a time
 
 
 class Jobs:
-    """Runs the jobs that no process runs: new jobs, and jobs whose process died.
+    """Runs new jobs, and jobs whose process has died.
 
     Each job has a lease in Redis, so any number of servers may look for jobs. If a server dies,
     another server continues its jobs 10 s later.
@@ -39,7 +39,7 @@ class Jobs:
         self._server = run.runner_name()
 
     def run_once(self) -> int:
-        """Start jobs that no process runs. Return the number of started jobs."""
+        """Start the jobs that no process runs. Return the number of started jobs."""
         self._threads = {id: each for id, each in self._threads.items() if each.is_alive()}
         taken = 0
         for job in self._transport.run(flows.active(self._prefix)):
