@@ -1,1 +1,1 @@
-"""The doctor: checks of Redis and its topics, which change nothing."""
+"""The doctor, which checks Redis and all topics and changes nothing."""

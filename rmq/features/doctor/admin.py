@@ -1,4 +1,4 @@
-"""The doctor: check Redis and all topics."""
+"""The operations of `Admin` that check Redis and all topics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncDoctorAdmin(AsyncAdminPart):
-    """The operation that checks a Redis and all its topics."""
+    """Checks Redis and all topics."""
 
     async def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """Check Redis and all topics, and change nothing. Return the findings, most serious first.
+        """Check Redis and all topics. Return the findings, most serious first. Change nothing.
 
-        `rmq doctor` and the page "Problems" of the console show the first ten of these findings
-        that are warnings or errors. If this Redis user lacks a right that a check needs, the result
-        of the check is "skipped", with the reason.
+        `rmq doctor` and the console page "Problems" show the first ten warnings and errors of this
+        result. If this Redis user lacks a right that a check needs, the finding is "skipped" and
+        gives the reason.
 
         Args:
-            only: Names of the checks to make, as `rmq doctor --list` shows them. Default: all
+            only: Names of the checks to run, as `rmq doctor --list` shows them. Default: all
                 checks.
 
         Raises:

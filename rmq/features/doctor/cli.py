@@ -33,13 +33,13 @@ NAME, SEVERITY = 18, 9
 @click.option("--all", "every", is_flag=True, help="Show all findings, also of sound checks.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks without making them.")
 def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
-    """List the ten worst problems of Redis and all topics.
+    """List the ten worst problems of Redis and all topics. Change nothing.
 
-    The command changes nothing. Each problem has a severity, its start, its evidence, and the
-    command that fixes it. Commands in capitals are for redis-cli. docs/runbook.md has a section for
-    each check. With --all, --only or --json, all findings are shown. Exit code 1 means that there
-    are errors. Exit code 4 means that there are warnings and no errors. If this Redis user lacks a
-    right that a check needs, the check is skipped, and the command prints the reason.
+    For each problem, the command prints its severity, its start, its evidence, and a command that
+    fixes it. Run commands in capitals with redis-cli. docs/runbook.md has a section for each check.
+    With --all, --only or --json, the command prints all findings. Exit code 1 means that there are
+    errors. Exit code 4 means that there are warnings and no errors. If this Redis user lacks a
+    right that a check needs, the command skips the check and prints the reason.
     """
     common = common_options()
     if list_only:
@@ -66,7 +66,7 @@ def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
 
 
 def _print_list(findings: list[Finding], is_whole: bool) -> None:
-    """Print all findings, or only the worst problems and the number of omitted findings."""
+    """Print all findings, or the worst problems and the number of omitted findings."""
     shown = findings if is_whole else problems(findings)[:PROBLEMS_MOST]
     for finding in shown:
         _print(finding)
@@ -84,7 +84,7 @@ def _print_list(findings: list[Finding], is_whole: bool) -> None:
 
 
 def _since(finding: Finding) -> str:
-    """Return text that says since when a problem exists. The text follows the evidence."""
+    """Return a text that says when a problem began. The text follows the evidence."""
     if finding.since is None:
         return ""
     ago = text.span((datetime.now(UTC) - finding.since).total_seconds() * 1000)

@@ -1,4 +1,7 @@
-"""Checks of persistence, replication and clusters, compared with the durability of topics."""
+"""Checks of persistence, replicas and clusters.
+
+The checks compare the state of Redis with the durability settings of topics.
+"""
 
 from __future__ import annotations
 
@@ -86,13 +89,13 @@ def _with_aof(look: Look, info: Info, place: int) -> Flow[Sight]:
 
 
 def _copies(topic: TopicOverview) -> int:
-    """Return how many replicas must confirm a message before a send to the topic returns."""
+    """Return how many replicas must confirm a message before `send` returns."""
     level = topic.settings.durability
     return level.n if isinstance(level, Replicated | Fsync) else 0
 
 
 def replication(look: Look) -> Flow[list[Sight]]:
-    """Check replicas, and whether enough replicas work for topics whose sends wait for replicas."""
+    """Check the replicas, and whether topics that wait for replicas have enough of them."""
     topics, found = (yield from look.topics()), []
     needed = max(map(_copies, topics), default=0)
     names = [topic.name for topic in topics if needed and _copies(topic) == needed]
@@ -127,7 +130,7 @@ def replication(look: Look) -> Flow[list[Sight]]:
 
 
 def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, good: int) -> Sight:
-    """Compare min-replicas-to-write with the durability settings of topics."""
+    """Compare the Redis setting min-replicas-to-write with the durability settings of topics."""
     if settings is None:
         return Sight("ok", f"{text}; min-replicas-to-write cannot be read (no right to CONFIG)")
     names = ("min-replicas-to-write", "min-slaves-to-write")

@@ -1,8 +1,8 @@
-"""The doctor: checks of a Redis and of its topics. It changes nothing.
+"""The doctor: checks of Redis and its topics. The doctor changes nothing.
 
 look            reads data that several checks need
 memory          maxmemory, its policy, fragmentation, encoding of hashes and sorted sets
-copies          persistence and replication, against the durability settings of topics
+copies          persistence and replication, compared with the durability settings of topics
 programs        clocks, slow scripts, versions, rights
 restrictions    commands that a server, a service or a user lacks, and the effect on RMQ
 topics          slots, waiting messages, groups, pauses, resizes, schedules
@@ -37,10 +37,11 @@ class Check(NamedTuple):
     Attributes:
         name: Name of the check.
         title: A few words that name the problem, for a heading.
-        about: Subject of the check.
+        about: What the check examines.
         run: Function of the check.
-        alerts: Alerts of docs/monitoring/alerts.yml about the same problem. docs/runbook.md has a
-            section for each of them. If there is no alert, the section has the name of the check.
+        alerts: Names of the alerts in docs/monitoring/alerts.yml for the same problem.
+            docs/runbook.md has a section for each alert. If there is no alert, the section has the
+            name of the check.
     """
 
     name: str
@@ -124,7 +125,7 @@ NAMES = tuple(BY_NAME)
 
 
 def chosen(only: Iterable[str] | None) -> list[Check]:
-    """Return the checks with these names, or all checks if `only` is None, in the doctor's order.
+    """Return the checks with these names in the doctor's order. None returns all checks.
 
     Raises:
         InvalidValue: A name is not the name of a check.
@@ -139,17 +140,18 @@ def chosen(only: Iterable[str] | None) -> list[Check]:
 def examine(
     prefix: str, only: Iterable[str] | None = None, topics: Sequence[TopicOverview] | None = None
 ) -> Flow[list[Finding]]:
-    """Run checks and return their findings, most serious first, at least one for each check.
+    """Run checks and return their findings, most serious first.
+
+    Each check has at least one finding.
 
     Args:
         prefix: Prefix of all keys.
-        only: Names of the checks to make, or None for all checks.
-        topics: All topics, if they have been read already.
+        only: Names of the checks to run, or None for all checks.
+        topics: All topics, if the caller has already read them.
 
     Raises:
         InvalidValue: A name is not the name of a check.
-        Unavailable, OutcomeUnknown: Redis cannot be reached (in a cluster: no master can be
-            reached).
+        Unavailable, OutcomeUnknown: Redis is unreachable. In a cluster, no master is reachable.
     """
     look, findings = Look(prefix, topics), list[Finding]()
     yield from look.on_masters("PING", "PING")  # finds out which masters of a cluster answer
@@ -175,7 +177,7 @@ def _finding(check: Check, sight: Sight) -> Finding:
 
 
 def with_first_seen(prefix: str, findings: list[Finding]) -> Flow[list[Finding]]:
-    """Add the start of problems, as `rmq server` saw it, if Redis stores no start."""
+    """Add the time at which `rmq server` first saw a problem, if Redis does not store its start."""
     unknown = [each for each in problems(findings) if each.since is None]
     if not unknown:
         return findings

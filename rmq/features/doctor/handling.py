@@ -1,4 +1,4 @@
-"""Checks of the handling of messages: long runs, failures, dead letters, batches, jobs, workers."""
+"""Checks of the work of handlers, and of dead letters, batches, jobs and workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNATTENDED_MS = 60_000  # a job that no process runs for this time is reported
 
 
 def long_runs(look: Look) -> Flow[list[Sight]]:
-    """Check for runs of handlers that take far longer than usual and may hang."""
+    """Find handlers that run far longer than usual and may hang."""
     leases = {topic.name: topic.settings.lease_ms / 1000 for topic in (yield from look.topics())}
     runs = dict[tuple[str, str], list[tuple[HandlerRun, WorkerStatus]]]()
     for worker in (yield from look.workers()):
@@ -69,7 +69,7 @@ def long_runs(look: Look) -> Flow[list[Sight]]:
 
 
 def failures(look: Look) -> Flow[list[Sight]]:
-    """Check for topics in which most deliveries of the last ten minutes failed."""
+    """Find topics in which most deliveries of the last ten minutes failed."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if _unsettled(topic) > 0]
     topics = sorted(topics, key=_unsettled, reverse=True)[:LOOKED_MOST]
@@ -104,7 +104,7 @@ def failures(look: Look) -> Flow[list[Sight]]:
 
 
 def _unsettled(topic: TopicOverview) -> int:
-    """Return how many deliveries of a topic have ended without success since its creation."""
+    """Return how many deliveries of a topic have failed since the topic was created."""
     counts = topic.total
     return counts["delivered"] - counts["settled"] - counts["in_flight"]
 
@@ -130,7 +130,7 @@ def _cause(topic: TopicOverview) -> Flow[str]:
 
 
 def dead_letters(look: Look) -> Flow[list[Sight]]:
-    """Compare the dead letters of the last hour with the hour before."""
+    """Compare the number of dead letters of the last hour with the hour before."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
     found: dict[Severity, list[tuple[float, TopicOverview, str]]] = {"warning": [], "note": []}
@@ -182,14 +182,14 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 
 def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
-    """Return when the first message of a topic died after a given time."""
+    """Return when the first message of a topic died after the given time."""
     peek = partial(topic_scripts.peek, queue="dead", low=str(since_ms), limit=1, records=False)
     found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MOST]])
     return min((member.score for members in found for member in members), default=None)
 
 
 def batches(look: Look) -> Flow[list[Sight]]:
-    """Check for batches that nobody closes, or whose members do not end."""
+    """Find batches that no program closes, or whose messages do not end."""
     places = yield from registry.listed(look.prefix)
     now_ms = (yield from look.now_ms()) if places else 0
     found = list[tuple[float, Sight]]()
@@ -215,7 +215,7 @@ def batches(look: Look) -> Flow[list[Sight]]:
 
 
 def jobs(look: Look) -> Flow[list[Sight]]:
-    """Check for jobs that are paused, or that no process runs."""
+    """Find jobs that are paused, or that no process runs."""
     found = list[tuple[float, Sight]]()
     active = [job for job in (yield from job_flows.jobs(look.prefix, None)) if job.ended_ms is None]
     now_ms = (yield from look.now_ms()) if active else 0
@@ -236,7 +236,7 @@ def jobs(look: Look) -> Flow[list[Sight]]:
 
 
 def workers(look: Look) -> Flow[list[Sight]]:
-    """Check for worker processes that have stopped to report."""
+    """Find worker processes that no longer report."""
     found = list[tuple[float, Sight]]()
     every = yield from look.workers()
     now_ms = (yield from look.now_ms()) if every else 0
@@ -256,7 +256,7 @@ def workers(look: Look) -> Flow[list[Sight]]:
 
 
 def server(look: Look) -> Flow[list[Sight]]:
-    """Check whether one `rmq server` is the leader."""
+    """Check whether exactly one `rmq server` is the leader."""
     leader: bytes | None = yield RawCommand("GET", "GET", leader_key(look.prefix))
     if leader is None:
         text = "no rmq server leads: nobody keeps samples, nor deletes old dead letters"

@@ -1,4 +1,4 @@
-"""The findings of the doctor."""
+"""HTTP routes of the doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE = Table("audits")
 
 
 class DoctorQuery(Request):
-    """Names of the checks to make, separated by commas. Without names, all checks are made."""
+    """Names of the checks to run, separated by commas. Without names, all checks run."""
 
     only: Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)*(,[a-z]+(-[a-z]+)*)*$")] | None = None
 
@@ -29,10 +29,10 @@ class Findings(Answer):
 
 @TABLE.get("/doctor")
 async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
-    """Check Redis and all topics, and change nothing.
+    """Check Redis and all topics. Change nothing.
 
-    If the server's Redis user lacks a right that a check needs, the check is skipped, with the
-    reason.
+    If the server's Redis user lacks a right that a check needs, the check is skipped. Its finding
+    gives the reason.
     """
     only = query.only.split(",") if query.only else None
     found = await context.admin.doctor(only)
@@ -41,7 +41,7 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
 
 
 class Finding(Answer):
-    """A finding of the doctor. `fix` is the command that fixes the problem, or empty.
+    """A finding of the doctor. `fix` is a command that fixes the problem, or empty.
 
     `since` is the start of the problem. If `since_from` is "server", `since` is the time at which
     `rmq server` first saw the problem.

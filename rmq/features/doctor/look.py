@@ -1,4 +1,4 @@
-"""The findings of the doctor, and the data of Redis that its checks share."""
+"""The findings of the doctor, and the data from Redis that its checks share."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Finding(NamedTuple):
     Attributes:
         check: Name of the check.
         severity: "ok" (no problem), "skipped" (the check was not possible), "note" (useful to
-            know), "warning" (may become a problem) or "error" (a problem now, or a setting that
-            cannot be kept).
+            know), "warning" (may become a problem) or "error" (a problem now, or a setting that RMQ
+            cannot keep).
         evidence: Observed facts.
-        fix: Command that fixes the problem, or an empty text if there is none.
+        fix: Command that fixes the problem, or an empty text.
         topics: Topics that have the problem, worst first.
-        subject: Name of the group, schedule, batch, job or worker of the first topic that has the
-            problem, or an empty text.
-        since: Start of the problem, or None if it is not known.
-        since_from: "redis" if Redis stores the start. "server" if `since` is the time at which
-            `rmq server` first saw the problem. Empty if the start is not known.
-        title: A few words that name the kind of the problem.
+        subject: Name of the group, schedule, batch, job or worker that has the problem, in the
+            first topic. Empty if there is none.
+        since: Start of the problem, or None if it is unknown.
+        since_from: "redis" if Redis stores the start. "server" if `since` is the time at which `rmq
+            server` first saw the problem. Empty if the start is unknown.
+        title: A few words that name the kind of problem.
         runbook: Heading of its section in docs/runbook.md: the name of an alert or of the check.
     """
 
@@ -63,12 +63,12 @@ class Finding(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name under which `rmq server` stores when it first saw the problem."""
+        """Name under which `rmq server` stores the time at which it first saw the problem."""
         return " ".join((self.check, *self.topics[:1], self.subject))
 
 
 def problems(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the warnings and errors among the findings of `Admin.doctor`, in the same order."""
+    """Return only the warnings and errors of a result of `Admin.doctor`, in the same order."""
     return [each for each in findings if each.severity in ("warning", "error")]
 
 
@@ -87,7 +87,7 @@ def of_topic(
     topic: str, severity: Severity, text: str, fix: str, subject: str = "",
     since_ms: float | None = None,
 ) -> Sight:  # fmt: skip
-    """Return a result about a topic. Its evidence begins with the topic's name."""
+    """Return a result about one topic. Its evidence starts with the name of the topic."""
     since = None if since_ms is None else int(since_ms)
     return Sight(severity, f"{topic}: {text}", fix, (topic,), subject, since)
 
@@ -95,7 +95,7 @@ def of_topic(
 class Clock(NamedTuple):
     """The time of a master, and how far its clock is ahead of the local clock.
 
-    The difference is accurate to half of a round trip.
+    The error of the difference is at most half of a round trip.
     """
 
     address: str  # empty if there is only one server
@@ -104,13 +104,13 @@ class Clock(NamedTuple):
 
 
 class Info(dict[str, str]):
-    """The INFO of one server."""
+    """The reply of the command INFO of one server."""
 
     node = ""  # host:port in a cluster
 
     @classmethod
     def read(cls, reply: bytes) -> Info:
-        """Parse the reply of INFO, or a reply of the same form."""
+        """Parse the reply of INFO, or another reply with the same form."""
         lines = reply.decode().split("\r\n")
         return cls(line.split(":", 1) for line in lines if ":" in line)
 
@@ -121,13 +121,13 @@ class Info(dict[str, str]):
 
     @property
     def address(self) -> str:
-        """Name of the server for people."""
+        """Name of the server, for people."""
         port = self.get("tcp_port", "?")
         return self.node or ("unix socket" if port == "0" else f"port {port}")
 
     @property
     def version(self) -> str:
-        """Name and version, for example "valkey 9.0.1"."""
+        """Name and version of the server, for example "valkey 9.0.1"."""
         name = "valkey" if "valkey_version" in self else "redis"
         return f"{name} {self.get(f'{name}_version', '?')}"
 
@@ -139,7 +139,7 @@ class Info(dict[str, str]):
 
     @property
     def replicas(self) -> list[dict[str, str]]:
-        """Replicas with address, state and lag."""
+        """Replicas of the server, with their addresses, states and lag."""
         return [
             dict(part.partition("=")[::2] for part in text.split(","))
             for name, text in self.items()
@@ -148,7 +148,7 @@ class Info(dict[str, str]):
 
 
 def pairs(reply: Any) -> dict[str, str]:
-    """Return a reply of names and values as a dict. With RESP3, the reply is already a map."""
+    """Convert a reply of names and values to a dict. With RESP3, the reply is already a map."""
     is_map = isinstance(reply, Mapping)
     items = reply.items() if is_map else zip(reply[::2], reply[1::2], strict=True)
     return {name.decode(): value.decode(errors="replace") for name, value in items}
@@ -157,11 +157,11 @@ def pairs(reply: Any) -> dict[str, str]:
 class Look:
     """Reads data from Redis for the checks. Each kind of data is read once.
 
-    If a read fails, each check that needs it gets the same error.
+    If a read fails, each check that needs the data gets the same error.
 
     Args:
         prefix: Prefix of all keys.
-        topics: All topics, if they have been read already.
+        topics: All topics, if the caller has already read them.
     """
 
     def __init__(self, prefix: str, topics: Sequence[TopicOverview] | None = None) -> None:
@@ -177,9 +177,9 @@ class Look:
         self.failing: set[str] = set()  # topics whose failures an earlier check has reported
 
     def on_masters(self, what: str, *words: Any) -> Flow[tuple[list[str], list[Any]]]:
-        """Return the addresses and replies of all masters that answer.
+        """Call all masters. Return the addresses and replies of the masters that answer.
 
-        A master that did not answer before is not called again.
+        A master that did not answer an earlier call is not called again.
         """
         step = OnEveryMaster(what, *words, without=tuple(self.away))
         replies = yield step
@@ -196,7 +196,7 @@ class Look:
         return self._infos
 
     def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
-        """Return, for each master, the settings that match a pattern."""
+        """Return the settings of each master that match a pattern."""
         if pattern not in self._config:
             addresses, replies = yield from self.on_masters("CONFIG GET", "CONFIG", "GET", pattern)
             found = [pairs(reply) for reply in replies]
@@ -208,7 +208,7 @@ class Look:
         return self._config[pattern]
 
     def config_if_allowed(self, pattern: str) -> Flow[list[dict[str, str]] | None]:
-        """Return settings of each master, or None if this user may not read them."""
+        """Return settings of each master, or None if this Redis user may not read them."""
         try:
             return (yield from self.config(pattern))
         except RMQError:
@@ -232,11 +232,11 @@ class Look:
         return best
 
     def now_ms(self) -> Flow[int]:
-        """Return the time of Redis' clock."""
+        """Return the time by the clock of Redis."""
         return (yield from server_ms("TIME"))
 
     def topics(self) -> Flow[list[TopicOverview]]:
-        """Return all topics that can be read."""
+        """Return all topics that this Redis user can read."""
         return [topic for topic in (yield from self.all_topics()) if topic.error is None]
 
     def all_topics(self) -> Flow[list[TopicOverview]]:
@@ -256,7 +256,7 @@ class Look:
         return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
 
     def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
-        """Run a flow once for several checks. After a failure, raise the same error again."""
+        """Run a flow once for several checks. If the flow failed, raise the same error again."""
         if what in self._failures:
             flow.close()
             raise self._failures[what]
@@ -273,23 +273,23 @@ def at(addresses: list[str]) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count with its noun."""
+    """Return a number with its noun."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def some(names: list[str], most: int = 3) -> str:
-    """Return a text that has the first names of a list, and the number of further names."""
+    """Return the first names of a list as text, and how many more names there are."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 
 
 def stop(worker: WorkerStatus) -> str:
-    """Return the command that stops a worker process in which a handler hangs."""
+    """Return the command that stops a worker process whose handler hangs."""
     return f"kill {worker.pid}  (on {shlex.quote(worker.host)}; its messages are delivered again)"
 
 
 def as_one(sights: list[Sight]) -> list[Sight]:
-    """Join results of the same kind, which are sorted worst first, into one result.
+    """Combine results of the same kind into one result. The results are sorted, worst first.
 
     Each result must be about a topic.
     """
@@ -302,12 +302,12 @@ def as_one(sights: list[Sight]) -> list[Sight]:
 
 
 def worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
-    """Sort results of the same kind by their number, largest first, and join them into one."""
+    """Sort results of the same kind by their number, largest first, and combine them."""
     return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
 
 
 def age(ms: float) -> str:
-    """Format a length of time for people, in one unit."""
+    """Format a length of time for people, with one unit."""
     seconds = ms / 1000
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

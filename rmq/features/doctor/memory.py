@@ -1,4 +1,4 @@
-"""Checks of memory: its limit, its policy, histories, and the encoding of RMQ's keys."""
+"""Checks of memory: its limit, its policy, histories, and the encoding of keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def policy(look: Look) -> Flow[list[Sight]]:
 
 
 def limit(look: Look) -> Flow[list[Sight]]:
-    """Check how close memory is to maxmemory, or to the memory of the machine."""
+    """Check whether memory is near to maxmemory, or to the memory of the machine."""
     found = []
     for info in (yield from look.infos()):
         used, most = info.number("used_memory"), info.number("maxmemory")
@@ -61,7 +61,7 @@ def limit(look: Look) -> Flow[list[Sight]]:
 
 
 def _packed(settings: dict[str, str]) -> list[Sight]:
-    """Return a result for each server on which a limit of listpack encodings is too high."""
+    """Return a result for each server whose limit for listpack encodings is too high."""
     found = []
     for name, text in settings.items():
         kind, is_value = name.partition("-")[0], name.endswith("-value")
@@ -111,7 +111,7 @@ def encodings(look: Look) -> Flow[list[Sight]]:
 
 
 def fragmentation(look: Look) -> Flow[list[Sight]]:
-    """Check for memory that Redis holds without using it."""
+    """Check how much memory Redis occupies but does not use."""
     found = []
     for place, info in enumerate((yield from look.infos())):
         ratio = float(info.get("mem_fragmentation_ratio", "0") or 0)
@@ -130,7 +130,7 @@ def fragmentation(look: Look) -> Flow[list[Sight]]:
 
 
 def history(look: Look) -> Flow[list[Sight]]:
-    """Check for histories that keep acked messages for far less time than their setting `keep`."""
+    """Find histories that keep acked messages for far less time than their setting `keep`."""
     found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
         limits, size = topic.settings.history, topic.total["history_bytes"]

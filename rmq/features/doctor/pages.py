@@ -1,4 +1,7 @@
-"""The page of problems with their repairs, as commands and buttons, and the page of the runbook."""
+"""The console pages "Problems" and "Runbook".
+
+The page "Problems" shows how to fix each problem, with commands and buttons.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ PAGES = Pages()
 
 
 class Button(NamedTuple):
-    """A repair of a problem: a form to submit, or a page to open.
+    """A button that fixes a problem: it submits a form or opens a page.
 
     Attributes:
         label: Text of the button.
@@ -48,7 +51,7 @@ async def list_problems(request: PageRequest) -> View:
 
 @PAGES.get("/runbook")
 async def show_runbook(request: PageRequest) -> View:
-    """Show what each problem means and how to fix it, from the installed docs/runbook.md."""
+    """Show what each problem means and how to fix it. The text is the installed docs/runbook.md."""
     return View("runbook.html", {"sections": _sections()}, "Runbook")
 
 
@@ -61,7 +64,7 @@ def _sections() -> list[tuple[str, list[str]]]:
 
 
 def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
-    """Return the buttons for a problem: to run its command if that is safe, to open its page."""
+    """Return the buttons of a problem: run its command, if that is safe, and open its page."""
     topic, subject = finding.topics[0] if finding.topics else "", finding.subject
     verbs = tuple(shlex.split(finding.fix)[1:3])
     acts = {

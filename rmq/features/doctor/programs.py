@@ -41,7 +41,7 @@ def clock(look: Look) -> Flow[list[Sight]]:
 
 
 def slow_scripts(look: Look) -> Flow[list[Sight]]:
-    """Check for scripts of RMQ in SLOWLOG."""
+    """Look for scripts of RMQ in SLOWLOG, the list of slow commands in Redis."""
     addresses, replies = yield from look.on_masters("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
     addresses = addresses or [""]
     names = {script_loader.load(name).sha.encode(): name for name in script_loader.names()}
@@ -85,7 +85,7 @@ def _threshold(look: Look) -> Flow[str]:
 
 
 def versions(look: Look) -> Flow[list[Sight]]:
-    """Compare the versions of servers, of this installation, and of workers."""
+    """Compare the versions of servers, of this installation and of workers."""
     infos = yield from look.infos()
     servers = sorted({info.version for info in infos})
     here = f"RMQ {VERSION} with redis-py {metadata.version('redis')} here"
@@ -114,9 +114,9 @@ def versions(look: Look) -> Flow[list[Sight]]:
 
 
 def rights(look: Look) -> Flow[list[Sight]]:
-    """Find the roles of RMQ that this Redis user has.
+    """Find which roles of RMQ this Redis user has.
 
-    ACL DRYRUN checks a right without running the command.
+    The check uses ACL DRYRUN, which tests a right without running the command.
     """
     infos = yield from look.infos()
     if any(info.numbers < DRYRUN_SINCE for info in infos):

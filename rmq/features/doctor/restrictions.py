@@ -1,4 +1,4 @@
-"""Check of restrictions: missing commands of a server, service or user, and their effects."""
+"""Check for commands that a server, a service or a user does not allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ = ("redis_version", "role", "maxmemory", "aof_enabled", "connected_clients"
 
 
 class _Probe(NamedTuple):
-    """A command to try, and the effect on RMQ if the server refuses the command."""
+    """A command to try, and what RMQ cannot do if the server refuses the command."""
 
     name: str
     words: tuple[Any, ...]
@@ -24,7 +24,7 @@ class _Probe(NamedTuple):
 
 
 def restrictions(look: Look) -> Flow[list[Sight]]:
-    """Check for refused commands and low limits that disable a part of RMQ."""
+    """Find refused commands and low limits that disable a part of RMQ."""
     found = []
     for probe in _probes(look.prefix):
         refusal = yield from _refusal(look, probe)
@@ -66,7 +66,7 @@ def _probes(prefix: str) -> tuple[_Probe, ...]:
 
 
 def _refusal(look: Look, probe: _Probe) -> Flow[str]:
-    """Return the reason why a command is refused, or an empty text."""
+    """Return the reason why the server refuses a command, or an empty text."""
     try:
         yield from look.on_masters(probe.name, *probe.words)
     except AccessDenied:
@@ -87,7 +87,7 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Describe the allowed connections and databases. The result is empty if it is unknown."""
+    """Describe how many connections and databases are allowed. Return "" if this is unknown."""
     found = []
     for info in (yield from _infos(look)):
         lacks = [name for name in READ if name not in info]

@@ -1,4 +1,4 @@
-"""The service of `rmq server` that stores when it first saw each problem."""
+"""The background work of `rmq server` that stores when each problem was first seen."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NOT_WATCHED = ("rights", "restrictions", "encodings", "fragmentation", "versions
 
 
 class Problems:
-    """Examines Redis and all topics, and stores when each problem was first seen.
+    """Checks Redis and all topics, and stores when the server first saw each problem.
 
-    The service uses the counts that the survey has read. When a problem is no longer found, its
-    time is deleted. The console shows the findings of the last examination.
+    The checks use the counts of topics that the server has read. When the server no longer finds a
+    problem, it deletes the stored time. The console shows the findings of the last check.
     """
 
     name = "problems"
@@ -41,18 +41,18 @@ class Problems:
         self._latest: tuple[datetime, list[Finding]] | None = None
 
     def latest(self) -> tuple[datetime, list[Finding]] | None:
-        """Return the time and the findings of the last examination, or None if it is too old."""
+        """Return the time and the findings of the last check, or None if the check is too old."""
         self._looked_at = time.monotonic()
         latest = self._latest
         return latest if latest and datetime.now(UTC) - latest[0] < YOUNG else None
 
     @property
     def every_s(self) -> float:
-        """Seconds between two examinations: twice the time between two readings of all topics."""
+        """Seconds between two checks: twice the time between two readings of all topics."""
         return max(EVERY_LEAST_S, 2 * self._survey.every_s)
 
     def run_once(self) -> int:
-        """Examine Redis and all topics. Return the number of problems."""
+        """Check Redis and all topics. Return the number of problems."""
         if not self._survey.passes:
             return 0
         topics = [

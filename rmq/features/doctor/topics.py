@@ -61,7 +61,7 @@ GROUPS_LOOKED = 5000
 
 
 def readable(look: Look) -> Flow[list[Sight]]:
-    """Check for topics that cannot be read."""
+    """Find topics that cannot be read."""
     topics = yield from look.all_topics()
     away = [topic.name for topic in topics if is_master_away(topic.error)]
     broken = as_one(
@@ -81,7 +81,7 @@ def readable(look: Look) -> Flow[list[Sight]]:
 
 
 def _fix(topic: TopicOverview) -> str:
-    """Return the command that repairs an unreadable topic, or shows more about it."""
+    """Return the command that repairs an unreadable topic, or that shows more about it."""
     layout = topic.settings.layout if topic.context.is_open else None
     if layout and layout.resizing:  # some slots may not exist yet
         return f"rmq topic resize {topic.name} {topic.settings.slots}"
@@ -91,14 +91,14 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return the slots that have messages, sorted by `count`, fullest first."""
+    """Return the slots that have messages, sorted by `count`. The fullest slot is first."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
 
 
 def big_keys(look: Look) -> Flow[list[Sight]]:
-    """Check for slots with very many messages, and measure the memory of the fullest slots."""
+    """Find slots with very many messages, and measure the memory of the fullest slots."""
     found, unread = [], ""
     fullest = _fullest((yield from look.topics()))
     for place, (topic, index) in enumerate(fullest):
@@ -132,11 +132,11 @@ _QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
 
 
 def queue_members(look: Look) -> Flow[list[Sight]]:
-    """Check for messages that are in no queue, because Redis or somebody removed a key.
+    """Find messages that no queue has, because Redis or a person removed a key.
 
-    Scripts always write a message's record and its position in a queue together. So each slot has
-    as many records as queue positions, and one script reads both counts. If a record is missing or
-    too short, consumers turn its message into a dead letter.
+    A script always writes the record of a message and its position in a queue together. So a slot
+    must have as many records as queue positions. One script reads both counts. If a record is
+    missing or too short, consumers turn the message into a dead letter.
     """
     broken, found = list[Sight](), list[tuple[float, Sight]]()
     topics = yield from look.topics()
@@ -172,14 +172,14 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
 def _without_record(
     topic: TopicOverview, index: int, queue: QueueName, most: int = reading.CALL_MAX
 ) -> Flow[list[str]]:
-    """Return ids of messages without a complete record, among the newest messages of a queue."""
+    """Examine the newest messages of a queue. Return the ids of messages without a whole record."""
     keys = topic.context.slots[index]
     page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, most, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
 
 
 def slot_skew(look: Look) -> Flow[list[Sight]]:
-    """Check for slots with far more messages than the other slots of their topic."""
+    """Find slots that have far more messages than the other slots of their topic."""
     found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
         held = [counts["records"] for counts in topic.slots]
@@ -201,7 +201,7 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def blocked_heads(look: Look) -> Flow[list[Sight]]:
-    """Check for ordered slots in which one message blocks all others, and find its handler."""
+    """Find ordered slots in which one message blocks all others, and find its handler."""
     now_ms = yield from look.now_ms()
     runs = [
         (run.topic, MessageId.parse(run.id).slot, worker, run)
@@ -250,13 +250,13 @@ def _partly(text: str, count: int, what: str) -> Sight:
 
 
 def _ready(topic: TopicOverview) -> int:
-    """Return the number of messages that may be delivered now."""
+    """Return the number of messages that consumers can receive now."""
     counts = topic.total
     return counts["retries"] + counts["priority"] + counts["due"] - counts["held"]
 
 
 def no_consumer(look: Look) -> Flow[list[Sight]]:
-    """Check for topics with messages but without consumers."""
+    """Find topics that have messages but no consumers."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     waiting = [topic for topic in topics if _ready(topic) > 0 and not topic.total["in_flight"]]
     handled = {name for worker in (yield from look.workers()) for name in worker.topics}
@@ -281,7 +281,7 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
 
 
 def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
-    """Count listening consumers by topic."""
+    """Return the number of listening consumers of each topic."""
     counts = Counter[str]()
     for at in range(0, len(names), CHANNELS):
         some_names = names[at : at + CHANNELS]
@@ -294,7 +294,7 @@ def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
 
 
 def late(look: Look) -> Flow[list[Sight]]:
-    """Check for messages that have been due for a long time."""
+    """Find messages that have been due for a long time."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     found = list[tuple[float, Sight]]()
     for topic in topics:
@@ -311,9 +311,9 @@ def late(look: Look) -> Flow[list[Sight]]:
 
 
 def _behind(look: Look, topics: list[TopicOverview]) -> Flow[list[tuple[float, Sight]]]:
-    """Find topics that hold messages back while no message in flight ends.
+    """Find topics whose messages wait although no message in flight ends.
 
-    Topics whose handlers run now are examined by the check `long-runs` instead.
+    The check `long-runs` examines topics whose handlers run now.
     """
     running = {run.topic for worker in (yield from look.workers()) for run in worker.running}
     stuck = [
@@ -343,7 +343,7 @@ def _behind(look: Look, topics: list[TopicOverview]) -> Flow[list[tuple[float, S
 
 
 def slo(look: Look) -> Flow[list[Sight]]:
-    """Check for topics whose messages are delivered later than their setting `slo` allows."""
+    """Find topics that deliver messages later than their setting `slo` allows."""
     now_ms = yield from look.now_ms()
     missed, unknown = list[tuple[float, Sight]](), list[Sight]()
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
@@ -374,7 +374,7 @@ def slo(look: Look) -> Flow[list[Sight]]:
 
 
 def paused(look: Look) -> Flow[list[Sight]]:
-    """Check for topics that were paused long ago and may be forgotten."""
+    """Find topics that were paused long ago. The user may have forgotten the pause."""
     now_ms = yield from look.now_ms()
     found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
@@ -394,7 +394,7 @@ def paused(look: Look) -> Flow[list[Sight]]:
 
 
 def pending(look: Look) -> Flow[list[Sight]]:
-    """Check for follow-ups that have been pending for long, or whose target topic is missing."""
+    """Find follow-ups that have been pending for long, or whose target topic does not exist."""
     found = list[tuple[float, Sight]]()
     topics = yield from look.topics()
     names = {topic.name for topic in topics}
@@ -421,13 +421,13 @@ def pending(look: Look) -> Flow[list[Sight]]:
 
 
 def _with_groups(look: Look) -> Flow[list[TopicOverview]]:
-    """Return the topics that have groups. Topics with the most messages are first."""
+    """Return the topics that have groups. The topic with the most messages is first."""
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
     return sorted(topics, key=lambda topic: -topic.total["records"])
 
 
 def groups(look: Look) -> Flow[list[Sight]]:
-    """Check for groups that a dead letter or a user has stopped."""
+    """Find groups that a dead letter or a user has stopped."""
     held, paused_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
     for place, topic in enumerate((yield from _with_groups(look))):
         counts, name = topic.total, topic.name
@@ -457,7 +457,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
 
 
 def group_skew(look: Look) -> Flow[list[Sight]]:
-    """Check for groups that have most of the waiting messages of their topic."""
+    """Find groups that have most of the waiting messages of their topic."""
     topics = yield from _with_groups(look)
     found = list[tuple[float, Sight]]()
     for topic in topics[:SLOTS_MOST]:
@@ -473,7 +473,7 @@ def group_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def _died_ms(topic: TopicOverview, id: MessageId | None) -> Flow[float | None]:
-    """Return when a message died, or None if it is not a dead letter any more."""
+    """Return when a message died, or None if it is no longer a dead letter."""
     read = (yield topic_scripts.get(topic.context.slots[id.slot], id)) if id else None
     return read.score if read and read.queue == "dead" else None
 
@@ -482,8 +482,8 @@ def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
     """Return the group that probably has the most held messages, and their number.
 
     The held messages of a group are adjacent in their slot (lua/lib/groups/groups.lua). So if a
-    group has more than half of the held messages, the message in the middle of the fullest slot
-    belongs to it.
+    group has more than half of the held messages, it has the message in the middle of the fullest
+    slot.
     """
     index = max(range(len(topic.slots)), key=lambda slot: topic.slots[slot]["priority"])
     keys = topic.context.slots[index]
@@ -499,7 +499,7 @@ def _largest_group(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
 
 
 def resizes(look: Look) -> Flow[list[Sight]]:
-    """Check for unfinished resizes that no process continues."""
+    """Find unfinished resizes that no process continues."""
     going = [
         (topic, layout.resizing)
         for topic in (yield from look.all_topics())
@@ -526,10 +526,6 @@ def resizes(look: Look) -> Flow[list[Sight]]:
 def _resize(
     topic: TopicOverview, resizing: Resizing, for_ms: int, may_wait: bool, leader: bytes | None
 ) -> Sight:
-    """Return the result for a resize.
-
-    It depends on the resize's age, its older messages, and the running servers.
-    """
     slots = topic.settings.slots
     text = f"resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
     command = f"rmq topic resize {topic.name} {slots}"
@@ -547,7 +543,7 @@ def _resize(
 
 
 def schedules(look: Look) -> Flow[list[Sight]]:
-    """Check for schedules that have sent no message although their time has passed."""
+    """Find schedules that have sent no message although their time has passed."""
     listed = {each.topic for each in (yield from scheduled.read(look.prefix))}
     topics = [topic for topic in (yield from look.topics()) if topic.name in listed]
     if not topics:
