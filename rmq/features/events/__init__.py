@@ -1,1 +1,1 @@
-"""Signal events with the command line and over HTTP, and deliver events of processes that died."""
+"""Events: signal an event, and finish the work of processes that died during a signal."""

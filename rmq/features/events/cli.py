@@ -33,8 +33,8 @@ from rmq.cli_framework.param_types import DURATION
 def signal(key: str, body: str | None, raw: bool, keep: float) -> None:
     """Signal the event KEY with BODY, so that messages waiting for it continue. BODY is JSON.
 
-    Only the first signal of a key counts. The event is kept for messages that begin to wait for it
-    later. Prints whether the signal was stored, and how many messages continue.
+    Only the first signal of a key counts. RMQ keeps the event for messages that start to wait for
+    it later. The command prints whether RMQ stored the signal, and how many messages continue.
     """
     common = common_options()
     value = body

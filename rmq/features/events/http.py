@@ -1,4 +1,4 @@
-"""Events: signal them, so that suspended messages continue."""
+"""HTTP routes of events: signal an event, so that suspended messages continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Signal(Request):
     Attributes:
         key: Key of the event, 1 to 255 bytes.
         body: Body of the event. A handler finds it in `d.event.body`.
-        keep: Number of seconds for which the event is kept for messages that begin to wait later.
+        keep: Seconds for which RMQ keeps the event for messages that start to wait later.
     """
 
     key: str
@@ -29,8 +29,8 @@ class Signalled(Answer):
     """The result of a signal, with the fields of `rmq.SignalResult`.
 
     Attributes:
-        state: "stored" if this was the first signal of the key. "already" if the key had an event,
-            so that this signal changed nothing.
+        state: "stored" if this was the first signal of the key. "already" if the key had an event;
+            this signal then changed nothing.
         delivered: Number of messages that continue because of this call.
     """
 
@@ -42,7 +42,7 @@ class Signalled(Answer):
 async def signal_event(context: RequestContext, body: Signal) -> Signalled:
     """Signal an event, so that the messages that wait for its key continue.
 
-    The call may be repeated: only the first signal of a key counts.
+    You can repeat the request, because only the first signal of a key counts.
     """
     found = await context.client.signal(body.key, body.body, keep=body.keep)
     return show(found, Signalled)

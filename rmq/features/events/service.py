@@ -1,4 +1,7 @@
-"""The service of `rmq server` for events: deliver the events of processes that died."""
+"""The background work of `rmq server` for events.
+
+The server delivers events that a process signalled before it died.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,16 @@ from rmq.kernel.events.flows import deliver_pending
 
 
 class Events(SurveyedService):
-    """Delivers signalled events to suspended messages if the process that signalled them has died.
+    """Delivers events to suspended messages if the process that signalled the event has died.
 
-    If no topic has suspended messages, it sends no command.
+    If no topic has suspended messages, this service sends no command.
     """
 
     name = "events"
     every_s = 5.0
 
     def run_once(self) -> int:
-        """Deliver events that dead processes left.
-
-        Return the number of messages that got an event.
-        """
+        """Deliver the events of dead processes. Return how many messages got an event."""
         if not any(topic.total["suspended"] for topic in self._survey.topics.values()):
             return 0
         return self._transport.run(deliver_pending(self._prefix))
