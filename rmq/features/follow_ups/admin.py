@@ -1,4 +1,7 @@
-"""List, send and drop pending follow-ups, which acks have stored for other topics."""
+"""The operations of `Admin` on pending follow-ups.
+
+When RMQ acks a message, it stores the follow-ups of the message, which may go to other topics.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncFollowUpAdmin(AsyncAdminPart):
-    """Operations on the pending follow-ups of a topic."""
+    """Lists, sends and deletes the pending follow-ups of a topic."""
 
     async def pending(self, topic: str) -> list[PendingFollowUp]:
-        """Return the follow-ups that acks of a topic have stored, and that are still pending.
+        """Return the pending follow-ups of a topic, oldest first.
 
-        A follow-up is pending until RMQ has stored it in its own topic. The result is sorted by
-        age, oldest first.
+        RMQ stores a follow-up when it acks a message of the topic. The follow-up is pending until
+        RMQ has stored it in its own topic.
 
         Args:
             topic: Name of the topic whose messages were acked.
@@ -27,14 +30,14 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
     async def pending_send(self, topic: str) -> int:
         """Send the pending follow-ups of a topic now. Return how many are no longer pending.
 
-        Consumers and servers do this every few seconds. Follow-ups for targets that are paused or
-        full stay pending. If a target refuses a follow-up permanently, the follow-up becomes a dead
-        letter of `topic`.
+        Consumers and servers also do this every few seconds. If the target topic is paused or full,
+        the follow-up stays pending. If the target topic refuses a follow-up permanently, the
+        follow-up becomes a dead letter of `topic`.
         """
         return await self._run(flows.send(self._context(topic)))
 
     async def pending_drop(self, topic: str, target: str, *, dry_run: bool = False) -> int:
-        """Delete the pending follow-ups that a topic has for one target. Return their number.
+        """Delete the pending follow-ups that a topic has for one target topic. Return their number.
 
         Args:
             topic: Name of the topic whose messages were acked.

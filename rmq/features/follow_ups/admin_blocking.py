@@ -9,13 +9,13 @@ from rmq.kernel.topic.admin_part import AdminPart
 
 
 class FollowUpAdmin(AdminPart):
-    """Operations on the pending follow-ups of a topic."""
+    """Lists, sends and deletes the pending follow-ups of a topic."""
 
     def pending(self, topic: str) -> list[PendingFollowUp]:
-        """Return the follow-ups that acks of a topic have stored, and that are still pending.
+        """Return the pending follow-ups of a topic, oldest first.
 
-        A follow-up is pending until RMQ has stored it in its own topic. The result is sorted by
-        age, oldest first.
+        RMQ stores a follow-up when it acks a message of the topic. The follow-up is pending until
+        RMQ has stored it in its own topic.
 
         Args:
             topic: Name of the topic whose messages were acked.
@@ -28,14 +28,14 @@ class FollowUpAdmin(AdminPart):
     def pending_send(self, topic: str) -> int:
         """Send the pending follow-ups of a topic now. Return how many are no longer pending.
 
-        Consumers and servers do this every few seconds. Follow-ups for targets that are paused or
-        full stay pending. If a target refuses a follow-up permanently, the follow-up becomes a dead
-        letter of `topic`.
+        Consumers and servers also do this every few seconds. If the target topic is paused or full,
+        the follow-up stays pending. If the target topic refuses a follow-up permanently, the
+        follow-up becomes a dead letter of `topic`.
         """
         return self._run(flows.send(self._context(topic)))
 
     def pending_drop(self, topic: str, target: str, *, dry_run: bool = False) -> int:
-        """Delete the pending follow-ups that a topic has for one target. Return their number.
+        """Delete the pending follow-ups that a topic has for one target topic. Return their number.
 
         Args:
             topic: Name of the topic whose messages were acked.

@@ -24,7 +24,7 @@ def pending() -> None:
 @pending.command("ls", examples=("rmq pending ls orders",))
 @click.argument("topic")
 def list_pending(topic: str) -> None:
-    """List the follow-ups that acks of TOPIC have stored and that are not yet in their targets."""
+    """List the follow-ups of acked messages of TOPIC that are not yet in their targets."""
     common = common_options()
     with common.client() as client:
         found = client.admin.pending(topic)
@@ -42,8 +42,8 @@ def list_pending(topic: str) -> None:
 def send(topic: str) -> None:
     """Send the pending follow-ups of TOPIC now.
 
-    Consumers and servers do this every few seconds. Follow-ups for topics that are paused or full
-    stay pending.
+    Consumers and servers also do this every few seconds. If the target topic is paused or full, the
+    follow-up stays pending.
     """
     common = common_options()
     with common.client() as client:
@@ -59,7 +59,7 @@ def send(topic: str) -> None:
 def drop(topic: str, target: str, dry_run: bool, yes: bool) -> None:
     """Permanently delete the follow-ups of TOPIC that are pending for the topic TARGET.
 
-    You must first type the name of the topic to confirm.
+    You must type the name of the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

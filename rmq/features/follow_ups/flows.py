@@ -23,11 +23,11 @@ class PendingFollowUp(NamedTuple):
     """The follow-ups of one slot that are not yet in their target slot.
 
     Attributes:
-        slot: Index of the slot whose acks stored the follow-ups.
-        target: Name of the topic that the follow-ups go to.
+        slot: Index of the slot whose messages were acked.
+        target: Name of the topic that gets the follow-ups.
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.
-        since: Time of the first ack.
+        since: Time of the first of these acks.
         next_try: Earliest time at which a process tries to send the follow-ups.
     """
 

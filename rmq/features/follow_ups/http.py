@@ -1,4 +1,4 @@
-"""Pending follow-ups: list, send and drop them."""
+"""HTTP routes of pending follow-ups: list, send and drop them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PendingDrop(Request):
 
     Attributes:
         target: Name of the topic that would get the follow-ups.
-        confirm: Name of the topic.
+        confirm: Name of the topic whose messages were acked.
         dry_run: Whether to only count the follow-ups.
     """
 
@@ -30,11 +30,11 @@ class Pending(Answer):
     """Pending follow-ups from one slot for another slot, with the fields of `rmq pending ls`.
 
     Attributes:
-        slot: Index of the slot whose acks stored the follow-ups.
-        target: Name of the topic that the follow-ups go to.
+        slot: Index of the slot whose messages were acked.
+        target: Name of the topic that gets the follow-ups.
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.
-        since: Time of the first ack.
+        since: Time of the first of these acks.
         next_try: Earliest time at which a process tries to send the follow-ups.
     """
 
@@ -73,7 +73,7 @@ async def send_pending(context: RequestContext, path: TopicPath, body: Nothing) 
 
 @TABLE.post(PATH + "/drop", role=Role.ADMIN)
 async def drop_pending(context: RequestContext, path: TopicPath, body: PendingDrop) -> PendingCount:
-    """Delete the pending follow-ups that a topic has for one target."""
+    """Delete the pending follow-ups that a topic has for one target topic."""
     check_confirm(body.confirm, path.topic)
     count = await context.admin.pending_drop(path.topic, body.target, dry_run=body.dry_run)
     return PendingCount(count=count)

@@ -1,4 +1,7 @@
-"""The service of `rmq server` for follow-ups: send the follow-ups of clients that died."""
+"""The background work of `rmq server` for follow-ups.
+
+The server sends the follow-ups of clients that died.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from rmq.kernel.follow_ups.sweep import SWEEP_S, sweep
 class FollowUps(SurveyedService):
     """Finishes the work of processes that died, even in topics without consumers.
 
-    It sends follow-ups, reports the ends of batch members, and registers suspended messages with
-    their events. The server regularly reads the counts of all topics. This service handles only
-    topics whose counts show such work. If no topic has such work, the service sends no command.
+    The service sends follow-ups, reports messages of batches that ended, and registers suspended
+    messages with their events. It reads the counts that the server has of each topic, and handles
+    only topics that have such work. If no topic has such work, the service sends no command.
     """
 
     name = "follow_ups"
     every_s = SWEEP_S
 
     def run_once(self) -> int:
-        """Send the follow-ups that are due. Return the number of handled topics."""
+        """Send the follow-ups that are due. Return the number of topics that had follow-ups."""
         topics = self._survey.topics
         pending = [
             name
