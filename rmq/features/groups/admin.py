@@ -1,4 +1,4 @@
-"""List, pause, resume, release and purge groups."""
+"""The operations of `Admin` on groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncGroupAdmin(AsyncAdminPart):
-    """Operations on the groups of a topic."""
+    """Lists, pauses, resumes, releases and purges the groups of a topic."""
 
     async def groups(
         self,
@@ -22,19 +22,18 @@ class AsyncGroupAdmin(AsyncAdminPart):
         skip: int = 0,
         scan: int = flows.SCAN,
     ) -> GroupPage:
-        """Return the groups that have admitted messages, are paused, or are held by a dead letter.
+        """Return the groups that have messages, are paused, or are held by a dead letter.
 
-        The admitted messages of a group (`out`) may be delivered or are in flight. RMQ holds the
-        other messages of the group.
+        Consumers may receive the admitted messages of a group (`out`), or have them in flight. RMQ
+        holds the other messages of the group.
 
         Args:
             topic: Name of the topic.
-            sort: Order of the groups. "held" puts groups with the most held messages first,
-                "oldest" groups with the oldest held message, and "out" groups with the most
-                admitted messages. "stopped" puts groups first that are paused or held by a dead
-                letter. "name" sorts by name.
+            sort: Order of the groups. "held": most held messages first. "oldest": oldest held
+                message first. "out": most admitted messages first. "stopped": paused groups and
+                groups held by a dead letter first. "name": by name.
             limit: Maximum number of groups, 1 to 10 000.
-            skip: Number of groups to omit at the beginning, for example the groups of earlier
+            skip: Number of groups to skip at the beginning, for example the groups of earlier
                 pages.
             scan: Maximum number of groups to examine. If the topic has more groups, the result
                 covers only the examined groups.
@@ -46,9 +45,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.groups(self._context(topic), sort, limit, skip, scan))
 
     async def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
-        """Return the state of a group.
-
-        Return None if the group has no admitted message and is not stopped.
+        """Return the state of a group, or None if it has no messages and is not stopped.
 
         After a resize, a group may have messages in several slots, and `groups` lists the group
         once for each slot. This method returns the state in the slot in which the group is stopped.
@@ -64,10 +61,10 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.group(self._context(topic), group, id))
 
     async def group_pause(self, topic: str, group: str) -> bool:
-        """Pause a group until `group_resume`. Return False if the group was paused already.
+        """Pause a group until `group_resume`. Return False if the group was already paused.
 
-        RMQ admits no further messages of the group. Admitted messages, and their immediate retries,
-        are still delivered. You can pause a group that has no messages yet.
+        RMQ admits no further messages of the group. Consumers still receive admitted messages and
+        their immediate retries. You can pause a group that has no messages yet.
         """
         return await self._run(flows.group_pause(self._context(topic), group))
 
@@ -79,8 +76,8 @@ class AsyncGroupAdmin(AsyncAdminPart):
         """Release a group that a dead letter holds. Return whether the group was held.
 
         A dead letter holds its group in a topic with `on_dead="hold"`. After the release, the dead
-        letter stays dead. If you redrive the dead letter before the release, its message is
-        delivered first.
+        letter stays dead. If you redrive the dead letter before the release, consumers receive its
+        message first.
         """
         return await self._run(flows.group_resume(self._context(topic), group, "dead"))
 
@@ -89,13 +86,12 @@ class AsyncGroupAdmin(AsyncAdminPart):
     ) -> int:
         """Delete all waiting messages of a group permanently. Return the number of messages.
 
-        Messages in flight and dead letters are not deleted.
+        RMQ does not delete messages in flight and dead letters.
 
         Args:
             topic: Name of the topic.
             group: Name of the group.
             dry_run: Whether to only count the messages.
-            progress: Function that is called with (deleted messages, messages at the start) during
-                the work.
+            progress: Function that RMQ calls as `progress(deleted, all)` during the work.
         """
         return await self._run(flows.group_purge(self._context(topic), group, dry_run, progress))

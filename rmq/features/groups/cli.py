@@ -49,8 +49,8 @@ def _row(state: GroupState) -> list[str]:
 def list_groups(topic: str, sort: Sort, limit: int, skip: int) -> None:
     """List groups of TOPIC that have messages, are paused, or are stopped by a dead letter.
 
-    OUT counts messages that can be received, are in flight, or wait for a retry. HELD counts
-    messages that wait behind these messages.
+    OUT counts messages that consumers may receive, that are in flight, or that wait for a retry.
+    HELD counts the messages that RMQ holds until messages of OUT are settled.
     """
     common = common_options()
     with common.client() as client:
@@ -72,9 +72,9 @@ def _report(topic: str, group: str, key: str, done: bool, said: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def pause(topic: str, group: str) -> None:
-    """Pause GROUP; consumers can still settle its messages in flight.
+    """Pause GROUP. Consumers can still settle its messages in flight.
 
-    If the groups of the topic have a concurrency, RMQ still delivers the messages that OUT counts.
+    If the topic sets a concurrency for its groups, RMQ still delivers the messages that OUT counts.
     """
     with common_options().client() as client:
         done = client.admin.group_pause(topic, group)
@@ -95,9 +95,9 @@ def resume(topic: str, group: str) -> None:
 @click.argument("topic")
 @click.argument("group")
 def release(topic: str, group: str) -> None:
-    """Release GROUP, which a dead letter has stopped; the dead letter is not deleted.
+    """Release GROUP, which a dead letter has stopped. The dead letter is not deleted.
 
-    If you redrive the dead letter before the release, it is delivered first.
+    If you redrive the dead letter before the release, consumers receive its message first.
     """
     with common_options().client() as client:
         done = client.admin.group_release(topic, group)
@@ -115,8 +115,8 @@ def release(topic: str, group: str) -> None:
 def purge(topic: str, group: str, dry_run: bool, yes: bool) -> None:
     """Delete all waiting messages of GROUP permanently, including delayed messages.
 
-    Messages in flight and dead letters are not deleted. You must first type the name of the group
-    to confirm.
+    The command does not delete messages in flight and dead letters. You must type the name of the
+    group to confirm.
     """
     common = common_options()
     with common.client() as client:

@@ -41,9 +41,8 @@ class GroupPage(NamedTuple):
 
     Attributes:
         groups: The groups.
-        looked_at: Number of groups that were examined. The topic has more groups if `complete` is
-            False.
-        complete: Whether all groups were examined.
+        looked_at: Number of groups that were examined.
+        complete: Whether all groups of the topic were examined.
     """
 
     groups: list[GroupState]
@@ -79,10 +78,9 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
-    """Return the state of a group.
+    """Return the state of a group. Return None if it has no admitted message and is not stopped.
 
-    Return None if the group has no admitted message and is not stopped. With the `id` of a message,
-    the attribute `ahead` of the result counts the held messages before this message.
+    If `id` names a message, `ahead` of the result counts the held messages before this message.
     """
     yield from _open(context)
     check_group(name)
@@ -97,7 +95,7 @@ def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | 
 
 
 def group_pause(context: TopicContext, name: str) -> Flow[bool]:
-    """Pause a group. Return whether it was not paused before."""
+    """Pause a group. Return False if the group was already paused."""
     yield from _open(context)
     keys = _slots(context, name)
     return 1 in (yield from pipeline([scripts.group_pause(each, name) for each in keys]))
@@ -147,7 +145,7 @@ def group_purge(
 def _ids_in(
     keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
 ) -> Flow[list[bytes]]:
-    """Return ids of a group's messages whose scores are in these ranges, up to a maximum number."""
+    """Return ids of the messages of a group whose scores are in these ranges, at most `most`."""
     reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
     while most is None or len(ids) < most:
         members = yield from reader.read()
@@ -178,7 +176,7 @@ def _open(context: TopicContext) -> Flow[None]:
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
     """Return the slots that may have messages of a group.
 
-    A group has one slot for each number of slots that the topic has had.
+    For each number of slots that the topic has had, the group has one slot.
     """
     check_group(name)
     numbers = context.settings.slot_numbers

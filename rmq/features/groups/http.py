@@ -1,4 +1,4 @@
-"""Groups: list, pause, resume, release and purge them."""
+"""HTTP routes of groups: list, pause, resume, release and purge them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCAN = 20_000  # groups that a request examines
 
 
 class GroupsQuery(Request):
-    """Selects groups to list: how to sort them, how many to list, and how many to skip."""
+    """Selects groups to list. You choose their order, how many to list, and how many to skip."""
 
     sort: Sort = "held"
     limit: Limit = 100
@@ -40,7 +40,7 @@ class GroupsQuery(Request):
 class GroupQuery(Request):
     """Selects a group.
 
-    `ahead` in the response then counts the held messages before the message in `id`.
+    If `id` names a message, `ahead` in the response counts the held messages before this message.
     """
 
     group: Text
@@ -54,7 +54,7 @@ class GroupBody(Request):
 
 
 class GroupPurge(GroupBody):
-    """A group whose waiting messages are deleted.
+    """A group whose waiting messages you want to delete.
 
     Attributes:
         confirm: Name of the topic.
@@ -70,11 +70,11 @@ class Group(Answer):
 
     Attributes:
         held: Number of messages that RMQ holds until admitted messages are settled.
-        out: Number of admitted messages: a worker may receive them, has them in flight, or retries
-            them.
+        out: Number of admitted messages. Workers may receive them, have them in flight, or will
+            retry them.
         is_held: Whether a dead letter stopped the group.
         message: Id of the admitted message, if the topic admits one message of a group at a time.
-        retried: Time of the retry of `message`.
+        retried: Time at which `message` will be retried.
         in_flight: Whether `message` is in flight.
         dead_letter: Id of the message whose death stopped the group.
         ahead: Number of held messages before the message in the request.
@@ -99,7 +99,7 @@ class Group(Answer):
 
 
 class GroupList(Answer):
-    """Sorted groups. If `complete` is false, only the first 20 000 groups were examined."""
+    """Sorted groups. If `complete` is false, RMQ examined only the first 20 000 groups."""
 
     groups: list[Group]
     looked_at: int
@@ -119,7 +119,7 @@ def group_of(state: GroupState) -> Group:
 
 @TABLE.get(PATH)
 async def list_groups(context: RequestContext, path: TopicPath, query: GroupsQuery) -> GroupList:
-    """List groups that have admitted messages, are paused, or are held by a dead letter."""
+    """List groups that have messages, are paused, or are held by a dead letter."""
     found = await context.admin.groups(
         path.topic, sort=query.sort, limit=query.limit, skip=query.skip, scan=SCAN
     )
@@ -129,7 +129,7 @@ async def list_groups(context: RequestContext, path: TopicPath, query: GroupsQue
 
 @TABLE.get("/topics/{topic}/group", "not-found")
 async def get_group(context: RequestContext, path: TopicPath, query: GroupQuery) -> Group:
-    """Return a group that has admitted messages, is paused, or is held by a dead letter."""
+    """Return a group that has messages, is paused, or is held by a dead letter."""
     found = await context.admin.group(path.topic, query.group, id=query.id)
     if found is None:
         raise ApiError("not-found", "this group has no message out, and is not stopped", "group")
@@ -138,7 +138,7 @@ async def get_group(context: RequestContext, path: TopicPath, query: GroupQuery)
 
 @TABLE.post(PATH + "/pause", role=Role.OPERATOR)
 async def pause_group(context: RequestContext, path: TopicPath, body: GroupBody) -> Done:
-    """Pause a group until it is resumed. Messages in flight are not affected."""
+    """Pause a group until you resume it. Messages in flight are not affected."""
     return Done(done=await context.admin.group_pause(path.topic, body.group))
 
 

@@ -1,4 +1,4 @@
-"""Pages of a topic's groups: held messages, and the reasons why groups are stopped."""
+"""Console pages of groups: held messages, and the reasons why groups are stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DONE = {"pause": "Paused", "resume": "Resumed", "release": "Released"}
 
 @PAGES.get("/topics/{topic}/groups")
 async def groups(request: PageRequest) -> View:
-    """List the groups of a topic, sorted, page by page."""
+    """List the groups of a topic, sorted, in pages."""
     sort, skip = request.word("sort", SORTS, "held"), request.number("skip", 0, 100_000, 0)
     admin, found = request.context.admin, None
     if (await admin.settings(request.topic)).groups is not None:
@@ -42,7 +42,7 @@ async def groups(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/groups/purge", Role.ADMIN)
 async def ask_purge(request: PageRequest) -> View:
-    """Count the waiting messages of a group, and ask for the name of the topic."""
+    """Count the waiting messages of a group, and ask the user for the name of the topic."""
     group = request.query.get("group", "")
     count = await request.context.admin.group_purge(request.topic, group, dry_run=True)
     values = {"topic": request.topic, "group": group, "count": count}

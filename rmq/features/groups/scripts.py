@@ -1,4 +1,4 @@
-"""Commands on the groups of a slot: read, pause and resume them."""
+"""The Lua scripts of groups: read, pause and resume them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ _PAUSED, _HELD = 2, 4  # flags
 
 
 class GroupState(NamedTuple):
-    """The state of a group that has admitted messages, is paused, or is held by a dead letter.
+    """The state of a group that has messages, is paused, or is held by a dead letter.
 
     Attributes:
         group: Name of the group. Empty for messages without a group.
         slot: Index of the slot that has the messages of the group.
         held: Number of messages that RMQ holds until admitted messages are settled.
-        out: Number of admitted messages: a worker may receive them, has them in flight, or retries
-            them.
+        out: Number of admitted messages. Workers may receive them, have them in flight, or will
+            retry them.
         oldest: Time at which the oldest held message was sent. Only the next message of each of the
-            16 largest priorities is examined. None if no message is held, or if the message's id
-            was made from a dedup key and contains no time.
-        paused: Whether the group is paused, until it is resumed.
-        is_held: Whether a dead letter stopped the group, until it is released.
-        weight: Weight of the group: its share of deliveries, relative to other groups.
-        share_key: Share key. All groups with the same key get one share of deliveries together.
+            16 largest priorities counts. None if no message is held, or if the id of the message
+            comes from a dedup key and has no time.
+        paused: Whether the group is paused.
+        is_held: Whether a dead letter stopped the group.
+        weight: Weight of the group. A group with weight 2 gets twice the deliveries of a group with
+            weight 1.
+        share_key: Key of the share of deliveries. Groups with the same key get one share together.
             None if the group has its own share.
         message: Id of the admitted message, if the topic admits one message of a group at a time.
-        retried: Time of the retry of `message`, or None.
+        retried: Time at which `message` will be retried, or None.
         in_flight: Whether `message` is in flight.
         dead_letter: Id of the message whose death stopped the group. This message may have been
             redriven or purged since.
@@ -59,7 +60,7 @@ class GroupState(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """Describe why messages are held.
+        """Return the reason why messages are held, in words.
 
         The text is empty if no message is held and the group is not stopped.
         """
@@ -74,12 +75,12 @@ class GroupState(NamedTuple):
 
     @property
     def message_waits_for(self) -> str:
-        """Describe why the requested message is held."""
+        """Return the reason why the requested message is held, in words."""
         return (f"{self.ahead} held before it, and " if self.ahead else "") + self.waits_for
 
 
 class GroupsReply(NamedTuple):
-    """The reply to the script `groups`: a page of groups, and the scores of their held messages."""
+    """Reply of the script `groups`: a page of groups, and the scores of their held messages."""
 
     cursor: bytes  # cursor of the next page, or b"0" at the end
     # Whether this is the first page of a scan. If another server answers, the scan starts again.
@@ -91,10 +92,7 @@ class GroupsReply(NamedTuple):
 def groups(
     keys: SlotKeys, cursor: bytes = b"0", *, name: str | None = None, id: bytes | None = None
 ) -> Command[GroupsReply]:
-    """Read a page of the groups of a slot.
-
-    Or read one group, and the position of one of its messages.
-    """
+    """Read a page of the groups of a slot, or one group and the position of one of its messages."""
 
     def parse(reply: list[Any]) -> GroupsReply:
         ahead = reply[2] if reply[2] >= 0 else None
@@ -132,17 +130,14 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
 
 
 def group_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a group. Return 1 (done), 0 (it was paused already) or -1 (the slot has no groups)."""
+    """Pause a group. Return 1 (done), 0 (already paused) or -1 (the slot has no groups)."""
     return script_call("group_pause", keys, [name], int)
 
 
 def group_resume(
     context: TopicContext, keys: SlotKeys, name: str, what: Literal["paused", "dead"]
 ) -> Command[bool]:
-    """Resume a group that is paused or held by a dead letter.
-
-    Return whether the group was stopped.
-    """
+    """Resume a group that is paused or held by a dead letter. Return whether it was stopped."""
     return script_call(
         "group_resume", keys, [clock.now_us, context.channel, keys.index, name, what], bool
     )
