@@ -1,7 +1,7 @@
 """Receive and settle messages for programs that use HTTP.
 
-All long polls of a topic with the same lease share one consumer of this server, so a thousand idle
-polls cost Redis as much as one consumer. The polls get messages in the order in which they came.
+All long polls of a topic with the same lease share one consumer of this server. So a thousand idle
+polls cost Redis as much as one consumer. The oldest poll gets messages first.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Poll:
         self.deliveries: asyncio.Future[list[InnerDelivery]] = loop.create_future()
 
     def end(self) -> None:
-        """End the wait without messages, unless messages have arrived."""
+        """End the wait without messages, unless messages have already arrived."""
         if not self.deliveries.done():
             self.deliveries.set_result([])
 
 
 class SharedConsumer:
-    """Receives messages of a topic with one lease, for all polls that wait for them.
+    """Receives messages of one topic for the long polls of HTTP clients.
 
     Args:
         transport: Transport to Redis.
         context: The topic.
         lease_s: Lease of each message in seconds, or None for the lease of the topic.
         release: Function that gives back messages that no poll received.
-        ended: Function that is called when the consumer has had no poll for KEEP_S seconds.
+        ended: Function that the consumer calls when it has had no poll for KEEP_S seconds.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class SharedConsumer:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="rmq-http-consumer")
 
     def add(self, poll: Poll) -> None:
-        """Receive messages for a poll."""
+        """Start to receive messages for a poll."""
         self._waiting[poll] = None
         self._came.set()
 
     def remove(self, poll: Poll) -> None:
-        """Stop receiving for a poll.
+        """Stop receiving messages for a poll.
 
-        When the last poll is removed, release the messages that no poll got.
+        After the last poll, give back the messages that no poll received.
         """
         self._waiting.pop(poll, None)
         if not self._waiting and self._receiving:
@@ -165,7 +165,7 @@ class _Topic(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The result of a settle request: settled deliveries by receipt, receipts without a lease."""
+    """The result of a settle request: settled deliveries, and receipts whose lease has ended."""
 
     deliveries: dict[str, InnerDelivery]
     lost: list[str]
@@ -196,7 +196,7 @@ class HttpConsumers:
         self._streams: dict[str, set[Stream]] = {}  # by topic
 
     async def close(self) -> None:
-        """End all polls. Messages that were delivered stay leased."""
+        """End all polls. Clients keep the leases of messages that were delivered."""
         await asyncio.gather(*(each.close() for each in list(self._shared)))
         if self._background:
             await asyncio.wait(self._background, timeout=1.0)
@@ -214,14 +214,14 @@ class HttpConsumers:
     async def receiving(
         self, topic: str, most: int, lease_s: float | None, wait_s: float, connection: Connection
     ) -> AsyncIterator[list[InnerDelivery]]:
-        """Receive messages for a `with` block. If the block raises an error, release them.
+        """Receive messages for a `with` block. If the block raises an error, release the messages.
 
         Args:
             topic: Name of the topic.
             most: Maximum number of messages.
             lease_s: Lease of each message in seconds, or None for the lease of the topic.
             wait_s: Longest wait for the first message, in seconds.
-            connection: Connection of the client. When it ends, the wait ends.
+            connection: Connection of the client. When the connection ends, the wait ends.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -276,7 +276,7 @@ class HttpConsumers:
     def _release(self, of_topic: _Topic, deliveries: list[InnerDelivery]) -> None:
         """Give messages back in the background.
 
-        No client received them, so this uses up no retry.
+        No client received the messages, so they lose no retry.
         """
         if deliveries:
             self._in_background(self._transport.run(of_topic.settling.release(deliveries, 0)))
@@ -285,7 +285,8 @@ class HttpConsumers:
         """Settle or extend deliveries by their signed receipts.
 
         Raises:
-            ApiError: A receipt was not signed here, is of another topic, or all leases are gone.
+            ApiError: A receipt was not signed by a server of this Redis, or belongs to another
+                topic. Also raised if all leases have ended.
         """
         receipts = await self.signer.read_all(texts)
         of_topic = self._of(topic)
@@ -303,7 +304,7 @@ class HttpConsumers:
         return settled
 
     def stream(self, topic: str, most: int) -> Stream:
-        """Begin a stream. Use it in a `with` statement."""
+        """Return a stream of messages, to use in a `with` statement."""
         return Stream(self._transport, self._of(topic).context, most, self._streams)
 
     def _of(self, topic: str) -> _Topic:
@@ -341,10 +342,10 @@ def _settle(topic: _Topic, receipts: list[ReceiptFields], verb: Verb) -> Flow[Se
 
 
 def _delivery(context: TopicContext, receipt: ReceiptFields) -> InnerDelivery:
-    """Create the delivery object that belongs to a receipt.
+    """Return the delivery object of a receipt.
 
     Raises:
-        ApiError: The receipt is of another topic.
+        ApiError: The receipt belongs to another topic.
     """
     try:
         id = context.check_id(receipt.id, "receipts")
@@ -362,9 +363,8 @@ FIRST_CHECK_S, CHECKS_MOST_S = 1.0, 16.0  # time between two checks of the lease
 class Stream:
     """The messages that a stream has sent and that are not settled yet.
 
-    The server counts the settlements that it receives itself. Other servers may settle messages as
-    well, so this server checks in Redis whether the leases still exist, at first each second and
-    then less often.
+    The server counts the messages that its own clients settle. Other servers may also settle
+    messages of the stream. So this server regularly checks in Redis whether the leases still exist.
 
     Args:
         transport: Transport to Redis.
@@ -397,13 +397,13 @@ class Stream:
             del self._streams[self._context.name]
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Count messages that are sent now."""
+        """Count messages that the stream sends now."""
         for each in deliveries:
             self._leases[each.raw_id] = Lease(each.origin.keys.index, each.raw_id, each.score)
             self._check_s = FIRST_CHECK_S
 
     def note(self, receipt: ReceiptFields, delivery: InnerDelivery | None) -> None:
-        """Record that this server has settled or extended a delivery, or found its lease gone."""
+        """Record that this server settled or extended a delivery, or that its lease has ended."""
         lease = self._leases.get(receipt.id)
         if lease is None or lease.score != receipt.score:
             return
@@ -414,13 +414,13 @@ class Stream:
             self._changed.set()
 
     def wake(self) -> None:
-        """End a wait of `room`."""
+        """Wake the call of `room` that waits."""
         self._changed.set()
 
     async def room(self) -> int:
-        """Return how many messages may be sent now.
+        """Return how many messages the stream may send now.
 
-        If no message may be sent, wait for some seconds.
+        If the stream may send no message, wait for some seconds.
         """
         if len(self._leases) >= self._most:
             self._changed.clear()
@@ -433,7 +433,7 @@ class Stream:
         return self._most - len(self._leases)
 
     async def _check(self) -> None:
-        """Remove messages whose leases are gone because another server has settled the messages."""
+        """Remove messages that another server has settled. Their leases have ended."""
         leases = list(self._leases.values())
         letters = await self._transport.run(settle.check_leases(self._context, Leases.of(leases)))
         for lease, letter in zip(leases, letters, strict=True):

@@ -1,4 +1,4 @@
-"""Operations of the HTTP API that receive and settle messages."""
+"""HTTP routes that receive and settle messages."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Receive(Request):
 
     Attributes:
         max: Maximum number of messages.
-        wait: Longest wait for the first message, in seconds. 0 does not wait.
-        lease: Time in seconds until an unsettled message is delivered again. Default: the topic's
+        wait: Longest wait for the first message, in seconds. With 0, the request does not wait.
+        lease: Seconds after which RMQ delivers an unsettled message again. Default: the topic's
             setting.
     """
 
@@ -53,8 +53,8 @@ class Stream(Request):
     """Options of a stream.
 
     Attributes:
-        max_in_flight: Maximum number of messages of this stream that are not settled.
-        lease: Time in seconds until an unsettled message is delivered again. Default: the topic's
+        max_in_flight: Maximum number of unsettled messages of this stream.
+        lease: Seconds after which RMQ delivers an unsettled message again. Default: the topic's
             setting.
     """
 
@@ -81,19 +81,19 @@ class Nack(Settle):
 
 
 class Reject(Settle):
-    """Deliveries that become dead letters. `reason` is stored with the dead letters."""
+    """Deliveries that become dead letters. RMQ stores `reason` with the dead letters."""
 
     reason: Text
 
 
 class Release(Settle):
-    """Deliveries to give back. `delay` is the time in seconds until the next delivery."""
+    """Deliveries to give back. `delay` is the number of seconds until the next delivery."""
 
     delay: Seconds = 0
 
 
 class Extend(Settle):
-    """Deliveries whose leases are extended.
+    """Deliveries whose leases you want to extend.
 
     Attributes:
         lease: Duration of the lease from now, in seconds. Default: the topic's setting.
@@ -103,15 +103,16 @@ class Extend(Settle):
 
 
 class HttpDelivery(Answer):
-    """A message as it was delivered.
+    """A message as RMQ delivered it.
 
     Attributes:
         receipt: Signed text that settles this delivery. Any server accepts it.
-        encoding: "json" if `body` is the body as JSON, "base64" if `body` is a text in base64.
+        encoding: "json" if `body` is JSON, or "base64" if `body` is a text in base64.
         codec: Codec of the bytes in base64, for example "bytes" or "msgpack", or "json".
         attempt: Number of this attempt: 1 for the first delivery.
         deadline: End of the lease, by the clock of Redis.
-        fence: Number that grows with every delivery of a slot.
+        fence: Delivery number. Each delivery from the same slot (part) of the topic gets a larger
+            number.
     """
 
     receipt: str
@@ -137,20 +138,20 @@ class Received(Answer):
 
 
 class SettledReceipts(Answer):
-    """The result of a settle request: number of settled deliveries, receipts without a lease."""
+    """The number of settled deliveries, and the receipts whose lease has ended."""
 
     settled: int
     lost: list[str]
 
 
 class ExtendedLease(Answer):
-    """A lease that was extended.
+    """A lease that RMQ has extended.
 
     Attributes:
-        former: Receipt that was sent. It is no longer valid.
+        former: Receipt in your request. It is no longer valid.
         receipt: New receipt of the delivery.
         deadline: New end of the lease.
-        cancelled: Whether the cancellation of the message was requested.
+        cancelled: Whether a user has requested the cancellation of the message.
     """
 
     former: str
@@ -160,7 +161,7 @@ class ExtendedLease(Answer):
 
 
 class ExtendedLeases(Answer):
-    """The leases that were extended, and the receipts whose leases are gone."""
+    """The extended leases, and the receipts whose lease has ended."""
 
     extended: list[ExtendedLease]
     lost: list[str]
@@ -172,8 +173,8 @@ async def receive_messages(
 ) -> AsyncIterator[Received]:
     """Receive messages under a lease, and wait for the first message.
 
-    Settle each delivery with its receipt. If the client disconnects before the response is written,
-    the messages are released without the loss of a retry.
+    Settle each delivery with its receipt. If you disconnect before the server has written the
+    response, the server releases the messages. They lose no retry.
     """
     receiving = context.consumers.receiving(
         path.topic, body.max, body.lease, body.wait, context.connection
@@ -188,9 +189,9 @@ async def stream_messages(
 ) -> AsyncIterator[list[HttpDelivery]]:
     """Receive messages as lines of NDJSON, until the client disconnects or the server stops.
 
-    Settle each delivery with its receipt, in other requests. The stream sends no further message
-    while `max_in_flight` messages are not settled. After 15 s without a message, it sends an empty
-    line. If a line cannot be written, its message is released without the loss of a retry.
+    Settle each delivery with its receipt, in other requests. While `max_in_flight` messages are not
+    settled, the stream sends no further message. After 15 s without a message, it sends an empty
+    line. If the server cannot write a line, it releases the message, which loses no retry.
     """
     consumers, connection = context.consumers, context.connection
     await consumers.open(path.topic)
@@ -211,7 +212,8 @@ async def stream_messages(
 async def ack_messages(context: RequestContext, path: TopicPath, body: Settle) -> SettledReceipts:
     """Settle deliveries as done.
 
-    The status is 409 if all leases are gone. If some leases are gone, `lost` has their receipts.
+    The status is 409 if all leases have ended. If only some leases have ended, `lost` has their
+    receipts.
     """
     return await _settle(context, path, body, lambda flows, given: flows.ack(given))
 
@@ -228,7 +230,7 @@ async def nack_messages(context: RequestContext, path: TopicPath, body: Nack) ->
 async def reject_messages(
     context: RequestContext, path: TopicPath, body: Reject
 ) -> SettledReceipts:
-    """Make deliveries dead letters at once, regardless of their retries."""
+    """Make deliveries dead letters now, even if they have retries left."""
     return await _settle(context, path, body, lambda flows, given: flows.reject(given, body.reason))
 
 
@@ -242,9 +244,10 @@ async def release_messages(
 
 @TABLE.post("/topics/{topic}/extend", "bad-receipt", "lease-lost", role=Role.CONSUMER)
 async def extend_leases(context: RequestContext, path: TopicPath, body: Extend) -> ExtendedLeases:
-    """Extend the leases of deliveries, from now.
+    """Extend the leases of deliveries.
 
-    Each delivery gets a new receipt. The former receipt is no longer valid.
+    The new lease starts now. Each delivery gets a new receipt, and the former receipt is no longer
+    valid.
     """
     consumers = context.consumers
     settled = await consumers.settle(
@@ -285,8 +288,8 @@ def _deadline(delivery: InnerDelivery) -> datetime:
 def body_of(delivery: InnerDelivery) -> tuple[msgspec.Raw, Encoding, str]:
     """Return the body of a delivery as JSON, its encoding, and the codec of bytes in base64.
 
-    With any codec, a body is JSON if JSON can express it without a loss. JSON of the producer is
-    unchanged, so that numbers keep all digits.
+    If JSON can express the decoded body without a loss, the body is JSON. JSON of the producer
+    stays unchanged, so that numbers keep all digits.
     """
     value, json_name = delivery.body, codec.JSON.name
     if isinstance(value, bytes):

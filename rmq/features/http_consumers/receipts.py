@@ -1,8 +1,8 @@
-"""Sign receipts, so that every server can settle a delivery that another server has delivered.
+"""Signed receipts, with which every server can settle a delivery of another server.
 
-A signed receipt contains the receipt of the delivery, and the parts of the record that settling
-needs. It has no body and no headers of the sender. All servers of a prefix share one secret in
-Redis, so a receipt stays valid if its server stops.
+A signed receipt has the receipt of the delivery, and the parts of the record that settling needs.
+It has no body and no headers of the sender. All servers with the same prefix share one secret in
+Redis. So a receipt stays valid if its server stops.
 
     byte 1       version
     bytes 2-17   message id
@@ -66,7 +66,7 @@ class ReceiptSigner:
         """Read the secret, unless it was read less than `kept_s` seconds ago.
 
         Raises:
-            RMQError: The secret could not be read, and this server has not read it before.
+            RMQError: The secret could not be read, and this server has never read it before.
         """
         now = time.monotonic()
         if now - self._read_at < kept_s:
@@ -83,7 +83,7 @@ class ReceiptSigner:
             self._keys = [key, *self._keys][:SECRETS_MAX]
 
     def sign(self, delivery: InnerDelivery) -> str:
-        """Return the signed receipt of a delivery. Call `refresh` before."""
+        """Return the signed receipt of a delivery. You must call `refresh` first."""
         fields = _FIXED.pack(VERSION, delivery.raw_id, delivery.score, delivery.fence)
         content = fields + without_body(delivery.record)
         return _text(content + _mac(self._keys[0], content))
@@ -91,7 +91,7 @@ class ReceiptSigner:
     async def read_all(self, texts: Sequence[str]) -> list[ReceiptFields]:
         """Check signed receipts, and return their fields.
 
-        A receipt that appears several times counts once.
+        A receipt that you pass several times counts once.
 
         Raises:
             ApiError: A text is not a receipt that a server of this Redis has signed.
@@ -128,7 +128,7 @@ class ReceiptSigner:
 
 
 def without_body(data: bytes) -> bytes:
-    """Return a record without its body, its lifetime, its merge key and its sender's headers."""
+    """Return a record without its body, lifetime, merge key and headers of the sender."""
     with suppress(RMQError):
         due_ms, _, _, headers, _ = record.fields_of(data)
         is_timed = data[0] & record.TIMED
