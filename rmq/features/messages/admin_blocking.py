@@ -15,16 +15,15 @@ from rmq.kernel.topic.paging import Cursor, Page, Span
 
 
 class MessageAdmin(AdminPart):
-    """Operations on the messages of a topic, in any queue."""
+    """Reads the messages of a topic in any queue, and rolls back expired leases."""
 
     def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
-        """Return a message from any queue, or None if it is settled or unknown.
+        """Return a message from any queue, or None if the message is settled or unknown.
 
         Args:
             topic: Name of the topic.
             id: Id of the message.
-            raw: Whether to return the body as a `rmq.kernel.core.record.Record`, which is not
-                decoded and names the codec.
+            raw: Whether to return a `rmq.kernel.core.record.Record`. Its body is not decoded.
         """
         return self._run(reading.get(self._context(topic), id, raw))
 
@@ -61,21 +60,21 @@ class MessageAdmin(AdminPart):
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: Index of the slot to read. Default: all slots, one after another.
-            cursor: Cursor of the previous page. Default: start at the beginning.
+            cursor: Cursor that the previous page returned. Default: start at the beginning.
             limit: Maximum number of messages, 1 to 1000.
             type: Type of the messages. Default: any type.
             group: Group of the messages. Default: any group.
             filter: Filter that the messages must match, for example `body contains "Smith"`.
                 docs/dead-letters.md describes filters.
             scan: Maximum number of messages to examine, 1 to 1 000 000. With a type, a group or a
-                filter, a page may therefore have fewer messages than `limit` although more
-                messages follow. Continue while the page has a cursor.
+                filter, a page may have fewer messages than `limit` although more messages follow.
+                Continue as long as a page returns a cursor.
             raw: As in `get`.
 
         Guarantee:
-            A message whose position does not change is on exactly one page. A message that moves
-            between two calls may be on two pages or on none. A message counts as due if it is due
-            at the time of the first page.
+            A message that keeps its position is on exactly one page. A message that moves between
+            two calls may be on two pages or on none. The time of the first page decides whether a
+            message is due.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -88,7 +87,7 @@ class MessageAdmin(AdminPart):
         )
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot into parts of similar size. `page` reads such parts.
+        """Divide a queue of a slot into parts of similar size, which `page` can read.
 
         Args:
             topic: Name of the topic.
@@ -116,13 +115,13 @@ class MessageAdmin(AdminPart):
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             span: Part of the queue, from `spans`.
-            cursor: Cursor of the previous page. Default: start at the beginning.
+            cursor: Cursor that the previous page returned. Default: start at the beginning.
             raw: As in `get`.
             limit: Maximum number of messages, 1 to 1000.
 
         Guarantee:
-            A message whose position does not change is on exactly one page. A message that moves
-            between two calls may be on two pages or on none.
+            A message that keeps its position is on exactly one page. A message that moves between
+            two calls may be on two pages or on none.
         """
         return self._run(paging.page(self._context(topic), queue, span, cursor, raw, limit))
 

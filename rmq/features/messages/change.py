@@ -59,7 +59,7 @@ def reschedule(
 def set_priority(context: TopicContext, id: Id, priority: int) -> Flow[PriorityStatus]:
     """Give a waiting message another priority.
 
-    It then waits behind all messages with this priority.
+    The message then waits behind all messages that already have this priority.
     """
     priority = check_priority(priority)
     message_id = yield from opening.open_for(context, id)

@@ -1,11 +1,10 @@
 """Read messages without receiving them: the first messages, all messages in pages, or new messages.
 
 `tail` finds new messages in a queue of any length. A queue is sorted by delivery order, not by
-arrival. So `tail` reads all messages of each slot, a part at a time, and then starts again. One
-such pass over all messages is a sweep. A sweep finds every message that was accepted before the
-sweep began. It misses messages that are settled or merged before they are read. Each call of `look`
-continues the sweep. It also reads the last messages of each priority, because most new messages are
-among them.
+arrival. So `tail` reads all messages of each slot in parts, and then starts again. One pass over
+all messages is a sweep. A sweep finds every message that was accepted before the sweep started,
+unless the message is settled or merged before it is read. Each call of `look` continues the sweep.
+It also reads the last messages of each priority, because most new messages are among them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PeekPage(NamedTuple):
     """Some messages of a queue.
 
     Attributes:
-        messages: Messages slot by slot. Waiting messages are in the delivery order of their slot.
+        messages: Messages slot by slot. Waiting messages of a slot are in delivery order.
         cursor: Cursor of the next page, or None on the last page.
     """
 
@@ -54,9 +53,9 @@ class Position(NamedTuple):
     """The position after a page.
 
     Attributes:
-        now_ms: Time of the first page, which decides whether a message is due.
+        now_ms: Time of the first page. It decides whether a message is due.
         next_slot: Index of the slot that returns the next message.
-        places: The last message returned from each slot, by the index of the slot.
+        places: Last message returned from each slot, by the index of the slot.
     """
 
     now_ms: int
@@ -113,7 +112,7 @@ def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flo
     """Return messages without receiving them. Waiting messages are in delivery order.
 
     Each slot returns about the same number of messages. If some slots have too few messages, other
-    slots return more. The order is defined only within a slot.
+    slots return more. Only messages of the same slot have an order.
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
@@ -133,7 +132,7 @@ def page(
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
-    """Return a page of a queue's messages, starting after a cursor."""
+    """Return a page of the messages of a queue, starting after a cursor."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor, wanted is not None)
@@ -185,7 +184,7 @@ def _begin(
 
 
 class SlotWalk:
-    """Reads messages of several slots of a topic, alternating between the slots."""
+    """Reads messages of several slots of a topic, and alternates between the slots."""
 
     def __init__(
         self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
@@ -216,8 +215,8 @@ class SlotWalk:
     ) -> Flow[list[QueueMember]]:
         """Return the next messages for which `fits` returns True.
 
-        `scan` is the maximum number of examined messages. `needs_body` says whether `fits` reads
-        the bodies.
+        The method examines at most `scan` messages. `needs_body` says whether `fits` reads the
+        bodies.
         """
         found: list[QueueMember] = []
         looked_at = 0
@@ -239,7 +238,7 @@ class SlotWalk:
         return (yield from self._fill(1))
 
     def _fill(self, most: int, needs_body: bool = False) -> Flow[bool]:
-        """Read from the next slot that has more messages. Return False at the end."""
+        """Read from the next slot that has more messages. Return False if there is no such slot."""
         while self._turns:
             slot = self._turns[0]
             if not self._ready[slot]:
@@ -260,11 +259,10 @@ QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
 
 class SlotTail:
-    """Finds the new messages of a slot. A message gets an acceptance number when it is accepted.
+    """Finds the new messages of a slot. Redis numbers messages in the order of their acceptance.
 
     Attributes:
-        floor: An acceptance number. All messages up to this number were found, or were gone before
-            they were read.
+        floor: Acceptance number up to which the search is complete.
         missed: Number of messages that were gone before they were read.
     """
 
@@ -278,7 +276,7 @@ class SlotTail:
     def look(self, accepted: int) -> Flow[list[QueueMember]]:
         """Return messages that no earlier call found.
 
-        `accepted` is the acceptance number of the slot's newest message.
+        `accepted` is the acceptance number of the newest message in the slot.
         """
         if not self._sweep:
             if accepted <= self.floor:
@@ -319,7 +317,7 @@ class Tail:
 
     Args:
         context: Context of the topic.
-        cursor: Cursor of an earlier tail, or None to start with messages that arrive from now on.
+        cursor: Cursor of an earlier tail. None starts with messages that arrive from now on.
     """
 
     def __init__(self, context: TopicContext, cursor: str | None) -> None:
@@ -329,7 +327,7 @@ class Tail:
         self._shown: list[int] = []
 
     def begin(self) -> Flow[None]:
-        """Record the current acceptance numbers of the topic.
+        """Store the current acceptance numbers of the topic.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -344,9 +342,9 @@ class Tail:
         self._shown = list(floors)
 
     def look(self) -> Flow[list[Message]]:
-        """Return messages that no earlier call found, in the order of acceptance within each slot.
+        """Return messages that no earlier call found. Each slot is in the order of acceptance.
 
-        The call records that all messages of the previous call were shown.
+        A call also records that the caller has shown all messages of the previous call.
         """
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)
@@ -361,14 +359,14 @@ class Tail:
         return messages
 
     def note_shown(self, message: Message) -> None:
-        """Record that this message from `look`, and all messages before it, were shown."""
+        """Record that the caller has shown a message from `look`, and all messages before it."""
         # If the message is above the floor, an earlier message may still be found.
         if message.offset <= self._slots[message.slot].floor:
             self._shown[message.slot] = message.offset
 
     @property
     def cursor(self) -> str:
-        """Cursor after the shown messages: an acceptance number for each slot."""
+        """Cursor after the shown messages. It has an acceptance number for each slot."""
         return ".".join(map(str, self._shown))
 
     @property

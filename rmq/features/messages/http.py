@@ -1,4 +1,4 @@
-"""Messages: send, read and change messages without receiving them."""
+"""HTTP routes of messages: send, show and change them."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ class Send(Request):
 
 
 class Reschedule(Request):
-    """New due time of a message, as `delay` in seconds or as a time `at`."""
+    """New due time of a message: a `delay` in seconds, or a time `at`."""
 
     delay: Seconds | None = None
     at: datetime | None = None
 
 
 class Priority(Request):
-    """A priority from 17 to 1 048 575. Larger values are delivered first."""
+    """A priority from 17 to 1 048 575. RMQ delivers messages with larger priorities first."""
 
     priority: int
 
@@ -109,8 +109,8 @@ async def list_messages(
 ) -> MessageList:
     """List the messages of a queue, slot by slot, in the order of their scores.
 
-    A message whose score does not change is listed once. A message that moves between two requests
-    may be listed twice or not at all. For the delivery order of waiting messages, use `peek`.
+    A message that keeps its score is listed once. A message that moves between two requests may be
+    listed twice or not at all. For the delivery order of waiting messages, use `peek`.
     """
     return await walk(context, path.topic, query, query.queue)
 
@@ -119,9 +119,9 @@ async def list_messages(
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
     """Show the messages of a queue in pages. Waiting messages are in delivery order.
 
-    A message whose position does not change is shown once. For a topic with more than 100 slots,
-    `slot` is required. A request examines at most 10 000 messages. So with a `type`, a `group` or a
-    `filter`, a page may be shorter than `limit` although more messages follow.
+    A message that keeps its position is shown once. For a topic with more than 100 slots, `slot` is
+    required. A request examines at most 10 000 messages. So with a `type`, a `group` or a `filter`,
+    a page may have fewer messages than `limit` although more messages follow.
     """
     try:
         page = await context.admin.peek_page(
@@ -147,8 +147,9 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
 async def send_message(context: RequestContext, path: TopicPath, body: Send) -> Sent:
     """Send a message to an existing topic.
 
-    If the request has an `id`, a `dedup_key` or the header Idempotency-Key, a repeated request
-    stores nothing, and its `status` is "duplicate". The header is used as the `dedup_key`.
+    You can repeat a request that has an `id`, a `dedup_key` or the header Idempotency-Key. The
+    repeated request stores nothing, and its `status` is "duplicate". RMQ uses the header as the
+    `dedup_key`.
     """
     key = context.headers.get("Idempotency-Key")
     if key is not None and body.dedup_key is not None:
@@ -184,7 +185,7 @@ async def get_message(
 
 
 class ResultQuery(Request):
-    """Options for reading a result. `wait` is the longest wait for the message's end, 0 to 30 s."""
+    """Options for reading a result. `wait` is the longest wait for the result, 0 to 30 s."""
 
     wait: Annotated[float, Meta(ge=0, le=30)] = 0
 
@@ -193,8 +194,8 @@ class ResultQuery(Request):
 async def get_result(context: RequestContext, path: MessagePath, query: ResultQuery) -> ResultState:
     """Return the state, the progress and the outcome of a message.
 
-    With `wait`, the server responds when the message has ended. If it has not ended within this
-    time, the response has no `outcome`.
+    With `wait`, the server waits until the message ends, but at most for this time. If the message
+    has not ended, the response has no `outcome`.
     """
     handle = context.client.topic(path.topic).result(path.id)
     if query.wait:
@@ -207,7 +208,7 @@ async def get_result(context: RequestContext, path: MessagePath, query: ResultQu
 
 
 class Cancel(Request):
-    """Options of a cancellation. With `running`, a message in flight is also cancelled."""
+    """Options of a cancellation. With `running`, RMQ also cancels a message in flight."""
 
     running: bool = False
 
@@ -222,7 +223,7 @@ class Cancelled(Answer):
 async def cancel_message(context: RequestContext, path: MessagePath, body: Cancel) -> Cancelled:
     """Cancel a waiting message, or request the cancellation of a message in flight.
 
-    A message in another state is not changed, and the response has the state of the message.
+    RMQ does not change a message in another state. The response names the state.
     """
     topic = context.client.topic(path.topic)
     await topic.open(create=False)
@@ -257,7 +258,7 @@ async def set_message_priority(
 ) -> Prioritized:
     """Give a waiting message another priority.
 
-    It then waits behind all messages with this priority.
+    The message then waits behind all messages that already have this priority.
     """
     topic = context.client.topic(path.topic)
     await topic.open(create=False)

@@ -1,4 +1,4 @@
-"""Pages of a topic's messages: a queue as a list, and a single message in full."""
+"""Console pages of messages: a list of a queue, and a page for a single message."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LISTED = ("store", "prepare")  # queues that this page lists; dead letters have 
 
 @dataclass(frozen=True, slots=True)
 class ShownAttempt:
-    """An attempt as a row of a list.
+    """An attempt, as a row of a list.
 
     Attributes:
-        key: Name of the row, which stays the same when rows are added.
+        key: Name of the row. It stays the same when rows are added.
         attempt: The attempt.
         is_same_error: Whether the row above has the same error.
         traceback: Traceback that the user can unfold. Empty if there is none, if the row above
@@ -87,7 +87,7 @@ async def _search(
 ) -> tuple[web_message.MessageList, int]:
     """Return the first matching messages after a cursor, and how many messages were examined.
 
-    The search ends after some seconds. To continue the search, use the cursor of the result.
+    The search stops after some seconds. To continue the search, use the cursor of the result.
     """
     request.disclosure.check_filter(request.context.principal, text)
     until, examined = time.monotonic() + SEARCH_S, 0
@@ -105,7 +105,7 @@ async def _search(
 
 @PAGES.get("/topics/{topic}/find")
 async def find(request: PageRequest) -> Redirect:
-    """Redirect to the page of the message whose id was typed."""
+    """Redirect to the page of the message whose id the user typed."""
     return Redirect(
         request.url("topics", request.topic, "messages", _id(request.query.get("id", "").strip()))
     )
@@ -143,7 +143,7 @@ async def message(request: PageRequest) -> View:
 
 
 def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt]:
-    """Convert attempts to rows, newest first. Mark a row if it repeats the error above it."""
+    """Convert attempts to rows, newest first. Mark a row if the row above has the same error."""
     rows: list[ShownAttempt] = []
     error = traceback = ""
     for place, each in enumerate(attempts):
@@ -158,7 +158,7 @@ def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt
 
 
 def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
-    """Return how many early attempts are no longer stored."""
+    """Return how many of the first attempts RMQ no longer stores."""
     numbers = [each.number for each in attempts if each.number is not None]
     return max(0, numbers[-1] - 1) if numbers else 0
 

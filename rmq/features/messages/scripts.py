@@ -1,4 +1,4 @@
-"""Commands that change a waiting message: cancel, reschedule, set_priority."""
+"""The Lua scripts that cancel or reschedule a waiting message, or change its priority."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cancel(
     """Cancel a waiting message, or request the cancellation of a delivery. Return the status.
 
     With `running`, the message may also be in flight. With `receipt`, only the delivery with this
-    score may be cancelled.
+    score is cancelled.
     """
     command = topic_scripts.cancel(context, keys, session, [id], running, receipt)
     return Command(
@@ -38,7 +38,7 @@ def cancel(
 def reschedule(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
 ) -> Command[tuple[str, int]]:
-    """Give a waiting message another due time. A number below 1e12 in `due` is a delay in ms."""
+    """Give a waiting message another due time. If `due` is below 1e12, it is a delay in ms."""
     args = [clock.now_us, session.call, context.channel, keys.index, member_of(id), due]
     return script_call("reschedule", keys, args, lambda reply: (reply[0].decode(), reply[1]))
 

@@ -1,4 +1,4 @@
-"""Roll back expired leases in topics without consumers: leases of messages, workers and queries."""
+"""The background work of `rmq server` that rolls back expired leases."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Rollback(SurveyedService):
     """Rolls back expired leases in the slots whose counts show expired leases.
 
     The server regularly reads the counts of all slots. A slot without expired leases costs no extra
-    command. If the consumers of a slot die, their leases are rolled back at most 80 s after the
-    leases expire.
+    command. If the consumers of a slot die, the server rolls back their leases at most 80 s after
+    the leases expire.
     """
 
     name = "rollback"

@@ -1,1 +1,1 @@
-"""`rmq send`, `peek`, `get`, `tail`, `cancel`, `reschedule`, `priority`."""
+"""The commands `rmq send`, `peek`, `get`, `tail`, `cancel`, `reschedule` and `priority`."""

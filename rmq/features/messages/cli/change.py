@@ -1,4 +1,4 @@
-"""`rmq reschedule`, `rmq priority`: change waiting messages one by one."""
+"""The commands `rmq reschedule` and `rmq priority`, which change waiting messages one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 
 def read_ids(ids: tuple[str, ...]) -> list[rmq.MessageId]:
-    """Parse ids from the arguments. The argument `-` reads ids from stdin, one per line."""
+    """Parse ids from the arguments. If the argument is `-`, read ids from stdin, one per line."""
     return [rmq.MessageId.parse(message_id) for message_id in _expand_stdin(ids)]
 
 
@@ -79,8 +79,8 @@ def change_each(topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, b
 def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: float | None) -> int:
     """Change the due time of waiting messages of TOPIC. With -, ids are read from stdin.
 
-    Messages that do not wait are not changed. Exit code 4 means that only some messages were
-    changed. Exit code 3 means that no message was changed.
+    The command does not change messages that do not wait. Exit code 4 means that only some messages
+    were changed. Exit code 3 means that no message was changed.
     """
     if (at is None) == (delay is None):
         raise click.UsageError("use either --at or --delay")
@@ -96,8 +96,8 @@ def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: flo
 def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
     """Change the priority of waiting messages of TOPIC.
 
-    With -, ids are read from stdin. A message then waits behind all messages with its new priority.
-    Messages that do not wait are not changed. Exit code 4 means that only some messages were
-    changed. Exit code 3 means that no message was changed.
+    With -, ids are read from stdin. A message then waits behind all messages that already have its
+    new priority. The command does not change messages that do not wait. Exit code 4 means that only
+    some messages were changed. Exit code 3 means that no message was changed.
     """
     return change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))

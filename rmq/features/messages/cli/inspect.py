@@ -1,4 +1,4 @@
-"""`rmq peek`, `rmq get`, `rmq result`: show messages without receiving them."""
+"""The commands `rmq peek`, `rmq get` and `rmq result`, which show messages."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def peek(
     """Show messages of TOPIC without receiving them.
 
     Waiting messages of a slot are in the order of delivery. Messages of different slots have no
-    order. A FILTER searches, for example 'body contains "Smith"'; see docs/dead-letters.md. --json
-    prints NDJSON with complete bodies. To continue after a line, pass the field `cursor` of this
-    line to --cursor. The field is null on the last line.
+    order. A FILTER searches, for example 'body contains "Smith"'. docs/dead-letters.md describes
+    filters. --json prints NDJSON with complete bodies. Each line has a field `cursor`. To continue
+    after a line, pass this field to --cursor. The field is null on the last line.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -115,7 +115,7 @@ def read_pages(
 ) -> PeekPage:
     """Return up to `limit` matching messages after the cursor.
 
-    About `scan` messages are examined.
+    The function examines approximately `scan` messages.
     """
     messages: list[rmq.Message] = []
     examined = 0
@@ -170,8 +170,9 @@ def result(topic: str, id: rmq.MessageId, wait: float | None) -> int:
     """Show the progress and the result of the message ID of TOPIC.
 
     RMQ keeps results only of messages that were sent with keep_result. Exit code 0 means that the
-    message succeeded. Exit code 1 means that it ended in another way. Exit code 4 means that it has
-    not ended. Exit code 3 means that the id is unknown, or that the message keeps no result.
+    message succeeded. Exit code 1 means that the message ended in another way. Exit code 4 means
+    that the message has not ended. Exit code 3 means that the id is unknown, or that RMQ keeps no
+    result of the message.
     """
     common = common_options()
     with common.client() as client:
@@ -198,7 +199,7 @@ def _show_result(state: rmq.ResultState) -> None:
 
 
 def _result_fields(state: rmq.ResultState) -> dict[str, Any]:
-    """Return the JSON fields of a result. The value of the result has the same fields as a body."""
+    """Return the JSON fields of a result. A value has the same fields as a body."""
     outcome = None
     if state.outcome is not None:
         outcome = text.fields(state.outcome) | {"error": state.outcome.error}

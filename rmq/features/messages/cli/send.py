@@ -1,8 +1,8 @@
 """`rmq send`: send a message from an argument or a file, or many messages from stdin.
 
-Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`), a batch of lines is read
-and checked before it is sent. A bad line stops the stream before its batch is sent. The error then
-names the line at which to continue.
+Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`), the command reads and
+checks a batch of lines before it sends the batch. A bad line stops the stream, and its batch is not
+sent. The error then names the line at which to continue.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def send(
 ) -> None:
     """Send BODY to TOPIC. BODY is JSON. With -, every line of stdin is a BODY.
 
-    Prints the id of the message. With -, prints the number of messages. Lines are sent in batches
-    of 1000, or in smaller batches if the input pauses. Blank lines are skipped. If a line is not
-    valid, its batch is not sent, and the error names the last line that was sent. Write -- before a
-    BODY that begins with -.
+    The command prints the id of the message. With -, it prints the number of messages. It sends
+    lines in batches of 1000, or in smaller batches if the input pauses. It skips blank lines. If a
+    line is not valid, its batch is not sent, and the error names the last line that was sent. Write
+    -- before a BODY that starts with -.
 
-    An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}. The names of its
-    fields are the options with _ instead of -. The fields override the options. "headers" is an
+    An envelope is an object such as {"body": ..., "priority": 20, "delay": "5m"}. Its fields are
+    named like the options, with _ instead of -. A field overrides an option. "headers" is an
     object.
     """
     common = common_options()
@@ -214,7 +214,7 @@ FIELDS = tuple(field.name for field in fields(rmq.Outgoing))
 
 
 class BadMessage(ValueError):
-    """The input is not a message."""
+    """Raised if the input is not a message."""
 
 
 def _refuse_constant(name: str) -> Any:
@@ -356,7 +356,7 @@ class Stream:
         progressed(self.sent)
 
     def flush(self) -> None:
-        """Send the batch."""
+        """Send the current batch."""
         if not self.batch:
             return
         position, all_read = -1, False
@@ -417,7 +417,7 @@ class Stream:
         )
 
     def _stopped(self, error: rmq.RMQError) -> Failed:
-        """Return the error to raise if the send of a batch failed."""
+        """Return the error to raise if a batch could not be sent."""
         results = [result for result in getattr(error, "results", []) if result is not None]
         where = f"lines {self.lines[0]} to {self.lines[-1]}"
         so_far = self._so_far()

@@ -42,17 +42,17 @@ def tail(
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
-    Without --consume, the command receives no message. Every half second it reads about 2000
+    Without --consume, the command receives no message. Every half second, it reads about 2000
     waiting messages and the messages in flight, and shows the new messages. In a longer queue, it
-    may show a new message later. It does not show messages that were settled or merged before it
-    read them. At the end, it prints the number of messages that it did not show, and the cursor for
+    may show a new message later. It does not show messages that are settled or merged before it
+    reads them. At the end, it prints how many messages it did not show, and the cursor for
     --cursor.
 
     With --consume, the command is a consumer. It shows messages and acks them, so no other consumer
     receives them.
 
-    --json prints NDJSON with complete bodies. To continue after a line, pass the field `cursor` of
-    this line to --cursor.
+    --json prints NDJSON with complete bodies. Each line has a field `cursor`. To continue after a
+    line, pass this field to --cursor.
     """
     if limit is not None and limit < 1:
         raise click.UsageError("--limit: give 1 or more")
