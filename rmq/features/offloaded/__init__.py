@@ -1,1 +1,1 @@
-"""Objects of offloaded bodies: remove objects whose messages are gone or were never stored."""
+"""Stored objects of offloaded bodies. RMQ removes objects that no message needs."""

@@ -1,4 +1,4 @@
-"""Remove objects of offloaded bodies that no message refers to."""
+"""The operation of `Admin` that removes objects of offloaded bodies."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncOffloadedAdmin(AsyncAdminPart):
-    """Operations on objects of `rmq.Offloaded`."""
+    """Removes objects of `rmq.Offloaded`."""
 
     async def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove stored bodies (objects) that no message refers to.
+        """Remove stored bodies (objects) that no message refers to. Return their number.
 
-        Return the number of removed objects.
-
-        Such objects remain when a send stops after storing the object and before sending the
-        message. The call reads the records of all topics, in all queues.
+        Such an object remains if a send stores the object and then stops before it stores the
+        message. This method reads the records of all topics, in all queues.
 
         Args:
             topic: Name of the topic.
@@ -29,8 +27,8 @@ class AsyncOffloadedAdmin(AsyncAdminPart):
             dry_run: Whether to only count the objects.
 
         Raises:
-            ConfigurationError: This process has no object store: no `rmq.Offloaded` exists in it,
-                and RMQ_STORES is not set.
+            ConfigurationError: This process has no object store: it has no `rmq.Offloaded`, and
+                RMQ_STORES is not set.
             InvalidValue: A topic is being resized.
         """
         return await self._run(flows.sweep(self._context(topic), older, dry_run))

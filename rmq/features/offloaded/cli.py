@@ -13,7 +13,7 @@ from rmq.cli_framework.param_types import DURATION
 
 @click.group(cls=CommandGroup)
 def offloaded() -> None:
-    """Bodies outside of Redis (rmq.Offloaded): remove unused objects."""
+    """Remove unused objects of bodies that are stored outside of Redis (rmq.Offloaded)."""
 
 
 @offloaded.command(
@@ -32,8 +32,8 @@ def sweep(topic: str, older: float, dry_run: bool, yes: bool) -> None:
     """Remove the objects of TOPIC that belong to no message of any topic.
 
     Such an object remains if a program dies during a send, before the message is stored. The
-    variable RMQ_STORES names the stores. The command reads all records in Redis. You must first
-    type the name of the topic to confirm.
+    variable RMQ_STORES names the stores. The command reads all records in Redis. You must type the
+    name of the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

@@ -60,10 +60,10 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
 def _leave_out_referred(
     context: TopicContext, found: dict[tuple[str, str], Reference]
 ) -> Flow[None]:
-    """Remove from `found` the objects that a message or a tombstone refers to.
+    """Remove the objects from `found` that a message or a tombstone refers to.
 
-    A tombstone is a note about a removed message that had an object. During the search, redrives
-    may move messages between topics. So the topics are read twice: in order, and in reverse order.
+    A tombstone names the object of a message that was removed. During the search, redrives may move
+    messages between topics. So the function reads the topics twice: in order, and in reverse order.
     """
     names = yield from overview.topics(context.prefix)
     for name in (*names, *reversed(names)):
@@ -107,7 +107,7 @@ def _of_pending(member: bytes) -> bytes | None:
 
 
 def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[None]:
-    """Call the function `use` with all pending follow-ups of a slot, page by page."""
+    """Call `use` with all pending follow-ups of a slot, page by page."""
     first = b"-"
     while True:
         page = yield RawCommand("sweep", "ZRANGE", key, first, "+", "BYLEX", "LIMIT", 0, SCAN)
@@ -118,7 +118,7 @@ def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[No
 
 
 def _scan(key: bytes, use: Callable[[Iterable[bytes]], None], *match: str | bytes) -> Flow[None]:
-    """Call the function `use` with all values of a hash, page by page."""
+    """Call `use` with all values of a hash, page by page."""
     cursor = 0
     while True:
         cursor, page = yield RawCommand("sweep", "HSCAN", key, cursor, *match, "COUNT", SCAN)

@@ -1,7 +1,7 @@
-"""The service of `rmq server` for offloaded bodies: remove objects whose messages are gone.
+"""The background work of `rmq server` that removes objects of offloaded bodies.
 
-Consumers remove the objects of messages that they ack. This service handles messages that were
-purged, cancelled, expired or dropped, and messages of dead consumers.
+A consumer removes the objects of messages that it acks. The server removes the objects of messages
+that were purged, cancelled, expired or dropped, and of messages of dead consumers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNUSED_S = 600.0  # time between two checks of a slot without offloaded bodies
 
 
 class Offloading(SurveyedService):
-    """Removes the objects of messages that are gone. A failure is logged once per topic.
+    """Removes objects whose messages are gone. A failure is logged once per topic.
 
     When a script removes a message that has an offloaded body, it stores the name of the object in
     a tombstone. This service reads the tombstones.
