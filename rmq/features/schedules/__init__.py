@@ -1,1 +1,1 @@
-"""Schedules: messages that are sent at recurring times."""
+"""Schedules, which send messages at recurring times."""

@@ -1,4 +1,4 @@
-"""List, pause, resume, run and delete schedules."""
+"""The operations of `Admin` on schedules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncScheduleAdmin(AsyncAdminPart):
-    """Operations on schedules."""
+    """Lists, pauses, resumes, runs and deletes schedules."""
 
     async def schedules(self, topic: str) -> list[ScheduleState]:
-        """Return the schedules of a topic (`Topic.every`), sorted by their next due time."""
+        """Return the schedules of a topic, which `Topic.every` declared.
+
+        The schedule that is due next is first.
+        """
         return await self._run(flows.schedules(self._context(topic)))
 
     async def schedule(self, topic: str, name: str) -> ScheduleState:
@@ -30,19 +33,19 @@ class AsyncScheduleAdmin(AsyncAdminPart):
     async def schedule_resume(self, topic: str, name: str) -> bool:
         """Resume a paused schedule at its next time. Return whether the schedule was paused.
 
-        Times during the pause are skipped.
+        The schedule skips the times of the pause.
         """
         return await self._run(flows.resume(self._context(topic), name))
 
     async def schedule_run(self, topic: str, name: str) -> SendResult:
-        """Send the message of a schedule now, even if it is paused.
+        """Send the message of a schedule now, even if the schedule is paused.
 
-        The schedule's times do not change.
+        The times of the schedule do not change.
         """
         return await self._run(flows.run(self._context(topic), name))
 
     async def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule, but not the messages that it has sent. Return whether it existed.
+        """Delete a schedule. Return whether it existed. Messages that it has sent stay.
 
         The schedule stays deleted until a program declares it again.
         """

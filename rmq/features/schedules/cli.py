@@ -1,4 +1,4 @@
-"""`rmq schedule`: list, show, pause, resume, run and delete schedules; send their messages."""
+"""`rmq schedule`: list, show, change and run schedules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _seconds(value: timedelta | None) -> float | None:
 
 
 def _fields(state: rmq.ScheduleState) -> dict[str, Any]:
-    """Return the JSON fields of a schedule. Durations have their unit in the name: `every_s`."""
+    """Return the JSON fields of a schedule. Names of durations have their unit, like `every_s`."""
     return {
         "topic": state.topic, "name": state.name, "every_s": _seconds(state.every),
         "cron": state.cron, "tz": None if state.cron is None else state.tz,
@@ -57,7 +57,7 @@ def _next(state: rmq.ScheduleState) -> str:
 )
 @click.argument("topic", required=False)
 def list_schedules(topic: str | None) -> None:
-    """List the schedules of TOPIC, or of all topics, sorted by their next due time.
+    """List the schedules of TOPIC, or of all topics. The schedule that is due next is first.
 
     NEXT and LAST are times of the schedule, in UTC. The jitter of the schedule may delay a message.
     """
@@ -128,7 +128,7 @@ def _said(topic: str, name: str, changed: bool, done: str, not_done: str, key: s
 @click.argument("topic")
 @click.argument("name")
 def pause(topic: str, name: str) -> None:
-    """Pause the schedule NAME of TOPIC until it is resumed."""
+    """Pause the schedule NAME of TOPIC until you resume it."""
     with common_options().client() as client:
         paused = client.admin.schedule_pause(topic, name)
     _said(topic, name, paused, "paused", "is paused already", "paused")
@@ -140,7 +140,7 @@ def pause(topic: str, name: str) -> None:
 def resume(topic: str, name: str) -> None:
     """Resume the paused schedule NAME of TOPIC at its next time.
 
-    Times during the pause are skipped.
+    The schedule skips the times of the pause.
     """
     with common_options().client() as client:
         resumed = client.admin.schedule_resume(topic, name)
@@ -151,7 +151,7 @@ def resume(topic: str, name: str) -> None:
 @click.argument("topic")
 @click.argument("name")
 def run(topic: str, name: str) -> None:
-    """Send the message of the schedule NAME of TOPIC now, even if it is paused."""
+    """Send the message of the schedule NAME of TOPIC now, even if the schedule is paused."""
     common = common_options()
     with common.client() as client:
         result = client.admin.schedule_run(topic, name)
@@ -165,10 +165,10 @@ def run(topic: str, name: str) -> None:
 @click.argument("name")
 @YES
 def delete(topic: str, name: str, yes: bool) -> None:
-    """Delete the schedule NAME of TOPIC, but not the messages that it has sent.
+    """Delete the schedule NAME of TOPIC. Messages that it has sent stay.
 
-    The schedule stays deleted until a program declares it again. When a worker starts, it declares
-    the schedules of its program. You must first type the name of the schedule to confirm.
+    The schedule stays deleted until a program declares it again. A worker declares the schedules of
+    its program when it starts. You must type the name of the schedule to confirm.
     """
     common = common_options()
     with common.client() as client:
@@ -187,8 +187,9 @@ def delete(topic: str, name: str, yes: bool) -> None:
 def work(topics: tuple[str, ...]) -> None:
     """Send the messages of the schedules of TOPICS, or of all topics, until Ctrl-C or SIGTERM.
 
-    A worker sends the messages of schedules for its own topics. Any number of processes may send at
-    the same time. For each time of a schedule, only one message is sent.
+    You need this command only for topics without workers, because a worker sends the messages of
+    schedules for its own topics. Any number of processes may send at the same time. RMQ sends one
+    message for each time of a schedule.
     """
     common = common_options()
     logs.start(None, False)

@@ -1,4 +1,4 @@
-"""Declarations of schedules by programs: `AsyncTopic.every`."""
+"""Declare schedules in a program: `AsyncTopic.every`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """Name of the schedule in its topic. Admin and the command line use this name."""
+        """Name of the schedule in its topic. `Admin` and the command line use this name."""
         return self.definition.name
 
     def __repr__(self) -> str:
@@ -37,7 +37,7 @@ class Declaration:
 
 
 class AsyncSchedule(Declaration):
-    """A schedule declared by `AsyncTopic.every`."""
+    """A schedule that `AsyncTopic.every` declared."""
 
     def __init__(
         self, transport: AsyncTransport, context: TopicContext, definition: Definition
@@ -48,7 +48,7 @@ class AsyncSchedule(Declaration):
     async def declare(self) -> DeclareStatus:
         """Store the schedule in Redis now.
 
-        Without this call, a worker or scheduler stores the schedule at its start.
+        Without this call, a worker or a scheduler stores the schedule when it starts.
 
         Returns:
             "created", "updated" if the stored definition was different, or "unchanged".
@@ -60,7 +60,7 @@ ScheduleT = TypeVar("ScheduleT", bound=Declaration)
 
 
 class Declaring(Generic[ScheduleT]):
-    """The method of a topic that declares a schedule. Subclasses choose the class of the result."""
+    """Shared code of the methods `every` of blocking and async topics."""
 
     _context: TopicContext
     _handlers: Handlers
@@ -89,10 +89,10 @@ class Declaring(Generic[ScheduleT]):
         """Declare a schedule, which sends a message to this topic at recurring times.
 
         This call sends nothing to Redis. A worker or an `rmq.Scheduler` of this client stores the
-        schedule when it starts. To store the schedule now, call `.declare()`. Messages are sent
-        while a worker of the topic, an `rmq.Scheduler` or `rmq server` runs. To change a schedule,
-        declare the same name with another definition. A schedule continues after this program has
-        ended, until you delete the schedule (`rmq schedule delete`).
+        schedule when it starts. To store the schedule now, call `.declare()`. RMQ sends the
+        messages while a worker of the topic, an `rmq.Scheduler` or `rmq server` runs. To change a
+        schedule, declare the same name with another definition. A schedule continues after this
+        program has ended, until you delete the schedule (`rmq schedule delete`).
 
         Args:
             name: Unique name in the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
@@ -102,14 +102,14 @@ class Declaring(Generic[ScheduleT]):
                 interval since 1970-01-01 in UTC.
             tz: Time zone of `cron`, for example "Europe/Berlin". Default: UTC.
             jitter: Maximum delay of a message after its time, shorter than `every` and at most a
-                day. The delay is computed from the schedule's name and the time, so all schedulers
+                day. RMQ computes the delay from the schedule's name and the time, so all schedulers
                 use the same delay.
             catch_up: Whether to send the messages of missed times later. A time is missed if no
                 scheduler ran in the 10 s after this time. "skip" sends no message for missed times.
                 "last" sends the message of the last missed time, unless the message of a later time
                 was sent on time. "all" sends the messages of all missed times.
             catch_up_limit: With "all", maximum number of missed times whose messages are sent. If
-                more times were missed, the messages of the latest times are sent.
+                more times were missed, RMQ sends the messages of the latest times.
             body, priority, headers, expires, type, keep_result: Fields of the messages, as in
                 `send`.
             group: Not allowed, because messages of a schedule have no group.
@@ -118,7 +118,7 @@ class Declaring(Generic[ScheduleT]):
             The declaration. In a handler, `d.schedule_time` is the time of the message.
 
         Guarantee:
-            For each time, one message is sent, even if several schedulers run or some of them die.
+            RMQ sends one message for each time, even if several schedulers run or some of them die.
             Redis stores the message and the next time in one step.
 
         Raises:

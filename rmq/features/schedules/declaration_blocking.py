@@ -12,7 +12,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedule(Declaration):
-    """A schedule declared by `Topic.every`."""
+    """A schedule that `Topic.every` declared."""
 
     def __init__(self, transport: Transport, context: TopicContext, definition: Definition) -> None:
         super().__init__(context, definition)
@@ -21,7 +21,7 @@ class Schedule(Declaration):
     def declare(self) -> DeclareStatus:
         """Store the schedule in Redis now.
 
-        Without this call, a worker or scheduler stores the schedule at its start.
+        Without this call, a worker or a scheduler stores the schedule when it starts.
 
         Returns:
             "created", "updated" if the stored definition was different, or "unchanged".

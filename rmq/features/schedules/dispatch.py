@@ -1,7 +1,7 @@
 """The work of a scheduler: store the schedules that a program declares, and send due messages.
 
-`read_due` reads the due schedules. `send_due` sends their messages and moves the schedules to their
-next times.
+`read_due` reads the schedules that are due. `send_due` sends their messages and moves each schedule
+to its next time.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Dispatch:
         transport: Transport to Redis.
         handlers: Handlers and schedules that the client has declared.
         contexts: Topics to serve, in addition to the topics of declared schedules.
-        make_context: Function that creates the context of any topic in Redis, to serve all topics.
-            None to serve only the topics above.
+        make_context: Function that creates the context of any topic in Redis. With it, the object
+            serves all topics. None to serve only the topics above.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Dispatch:
 
         Args:
             strict: Whether to raise the error of a schedule. If False, log the error and continue
-                with the other schedules. If Redis cannot be reached, the error is always raised.
+                with the other schedules. If Redis is unreachable, the error is always raised.
 
         Returns:
             The topics of the stored schedules.
@@ -103,11 +103,11 @@ class Dispatch:
             only: Topics to check. Default: all served topics.
 
         Returns:
-            The number of sent messages, and the seconds until the next due time of each topic.
-            Topics without a next time are omitted.
+            The number of sent messages, and for each topic the seconds until its next due time. A
+            topic without a next due time is omitted.
 
         Raises:
-            StorageError: Redis cannot be reached.
+            StorageError: Redis is unreachable.
         """
         sent, waits = 0, {}
         names = only
@@ -159,16 +159,16 @@ class Dispatch:
 
 
 class DueTopic(NamedTuple):
-    """A topic with its due schedules, or the error of reading them."""
+    """A topic and its due schedules. If they cannot be read, the error."""
 
     name: str
     reply: DueReply | RMQError
 
 
 def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
-    """Read the due schedules of these topics, or of all topics if `names` is None.
+    """Read the due schedules of the topics in `names`, or of all topics if `names` is None.
 
-    This costs one command, and one more for each topic with a due schedule.
+    The function sends one command, and one more for each topic with a due schedule.
     """
     listed = yield from scheduled.read(prefix)
     asked = [each for each in listed if names is None or each.topic in names]
@@ -194,10 +194,10 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
 def send_due(
     context: TopicContext, due: Sequence[DueSchedule], now_ms: int
 ) -> Flow[tuple[int, dict[str, RMQError]]]:
-    """Send the messages of due schedules, and move the schedules to their next times.
+    """Send the messages of due schedules, and move each schedule to its next time.
 
     Returns:
-        The number of sent messages, and the errors by schedule.
+        The number of sent messages, and the errors by name of the schedule.
     """
     yield from opening.ensure_open(context, create=False)
     errors: dict[str, RMQError] = {}
@@ -225,7 +225,10 @@ def send_due(
 def _calls(
     context: TopicContext, due: Sequence[DueSchedule], now_ms: int, errors: dict[str, RMQError]
 ) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each due schedule with its command, and whether the command sends a message."""
+    """Yield the command for each step of the due schedules.
+
+    With each command, yield the name of the schedule, and whether the command sends a message.
+    """
     for schedule in due:
         try:
             definition = Definition.unpack(schedule.definition)

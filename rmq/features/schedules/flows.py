@@ -1,6 +1,6 @@
-"""Schedules: declare, list, pause, resume, run and delete them, and make their messages.
+"""Schedules: declare, list, pause, resume, run and delete them, and create their messages.
 
-Bodies are encoded when a schedule is declared.
+RMQ encodes a body when a program declares the schedule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DeclareStatus = Literal["created", "updated", "unchanged"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleState:
-    """A schedule as it is stored in Redis.
+    """A schedule, as Redis stores it.
 
     Attributes:
         topic: Topic of its messages.
@@ -48,9 +48,10 @@ class ScheduleState:
         cron: Cron expression, or None for an interval.
         tz: Time zone of the cron expression.
         jitter: Maximum delay of a message after its time.
-        catch_up: Missed times whose messages are sent later: "skip" (none), "last" or "all".
+        catch_up: Missed times whose messages RMQ sends later: "skip" (none), "last" or "all".
         catch_up_limit: With "all", maximum number of missed times.
-        body: Decoded body of its messages, or the encoded bytes if this program cannot decode them.
+        body: Decoded body of its messages. If this program cannot decode the body, the encoded
+            bytes.
         priority: Priority of its messages, or None for the topic's default.
         headers: Headers of its messages.
         expires: Time after the due time until a message expires, or None for the topic's setting.
@@ -59,7 +60,7 @@ class ScheduleState:
         next: Next time of the schedule. None while it is paused, or if there is no next time.
         next_due: Time at which the next message is due: `next` plus its jitter.
         last: Time of its last message, or None.
-        sent: Number of messages sent.
+        sent: Number of messages that the schedule has sent.
     """
 
     topic: str
@@ -90,7 +91,7 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
 
     Raises:
         InvalidValue: No time in the next 50 years matches, or the topic has too many schedules.
-        PayloadTooLarge, InvalidType: The messages of the schedule could not be sent.
+        PayloadTooLarge, InvalidType: RMQ could not send the messages of the schedule.
     """
     yield from opening.ensure_open(context)
     encode(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))
@@ -121,7 +122,7 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
 
 
 def schedules(context: TopicContext) -> Flow[list[ScheduleState]]:
-    """List the schedules of a topic, sorted by their next due time."""
+    """List the schedules of a topic. The schedule that is due next is first."""
     yield from opening.ensure_open(context, create=False)
     states: dict[str, ScheduleState] = {}
     offset = 0
@@ -145,7 +146,7 @@ def schedule(context: TopicContext, name: str) -> Flow[ScheduleState]:
 
 
 def _row(context: TopicContext, name: str) -> Flow[tuple[ScheduleRow, int]]:
-    """Return a stored schedule, and the server's time."""
+    """Return a stored schedule, and the time of Redis."""
     yield from opening.ensure_open(context, create=False)
     reply = yield scripts.schedules(context.slots[SLOT], name)
     if not reply.rows:
@@ -211,7 +212,7 @@ def resume(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def run(context: TopicContext, name: str) -> Flow[SendResult]:
-    """Send the message of a schedule now. The schedule's times do not change."""
+    """Send the message of a schedule now. The times of the schedule do not change."""
     row, now_ms = yield from _row(context, name)
     definition = Definition.unpack(row.definition)
     out = outgoing(definition, None, now_ms)
@@ -226,7 +227,7 @@ def delete(context: TopicContext, name: str) -> Flow[bool]:
 
 
 def encoded(context: TopicContext, number: int) -> TopicContext:
-    """Return a copy of a topic's context that sends bodies which are already encoded."""
+    """Copy a topic's context. The copy sends bodies that are already encoded."""
     made = copy.copy(context)
     made.codec, made.hooks = codecs.Encoded(number), Hooks()
     # Not shared with the topic's other sends, which have another codec and interceptors.
@@ -235,7 +236,7 @@ def encoded(context: TopicContext, number: int) -> TopicContext:
 
 
 def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> Outgoing:
-    """Return the message that a schedule sends at a given time.
+    """Return the message that a schedule sends for a given time.
 
     If `id` is None, the message gets a new id.
     """

@@ -1,4 +1,4 @@
-"""Schedules: list, pause, resume, run and delete them."""
+"""HTTP routes of schedules: list, pause, resume, run and delete them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATH = "/topics/{topic}/schedules/{name}"
 
 
 class ScheduleList(Answer):
-    """Schedules, sorted by their next due time."""
+    """Schedules. The schedule that is due next is first."""
 
     schedules: list[Schedule]
 
@@ -36,7 +36,7 @@ async def list_schedules(context: RequestContext, path: TopicPath) -> ScheduleLi
 
 
 class Schedule(Answer):
-    """A schedule, with the same fields as in `rmq schedule show` and durations in seconds."""
+    """A schedule, with the same fields as in `rmq schedule show`. Durations are in seconds."""
 
     topic: str
     name: str
@@ -66,13 +66,13 @@ async def get_schedule(context: RequestContext, path: SchedulePath) -> Schedule:
 
 @TABLE.delete(PATH, NONE, role=Role.ADMIN)
 async def delete_schedule(context: RequestContext, path: SchedulePath) -> Done:
-    """Delete a schedule. Messages that it has sent are not deleted."""
+    """Delete a schedule. Messages that it has sent stay."""
     return Done(done=await context.admin.schedule_delete(path.topic, path.name))
 
 
 @TABLE.post(PATH + "/pause", NONE, role=Role.OPERATOR)
 async def pause_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Done:
-    """Pause a schedule until it is resumed."""
+    """Pause a schedule until you resume it."""
     return Done(done=await context.admin.schedule_pause(path.topic, path.name))
 
 
@@ -84,9 +84,9 @@ async def resume_schedule(context: RequestContext, path: SchedulePath, body: Not
 
 @TABLE.post(PATH + "/run", NONE, "queue-full", role=Role.OPERATOR, status=201)
 async def run_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Sent:
-    """Send the message of a schedule now, even if it is paused.
+    """Send the message of a schedule now, even if the schedule is paused.
 
-    The schedule's times do not change.
+    The times of the schedule do not change.
     """
     return show(await context.admin.schedule_run(path.topic, path.name), Sent)
 

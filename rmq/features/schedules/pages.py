@@ -1,4 +1,4 @@
-"""Pages of a topic's schedules, and pages of the queries and sinks of Spark."""
+"""Console pages of schedules, and of the queries and sinks of Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINKS_S = 10.0
 
 @PAGES.get("/topics/{topic}/schedules")
 async def schedules(request: PageRequest) -> View:
-    """List the schedules of a topic, sorted by their next due time."""
+    """List the schedules of a topic. The schedule that is due next is first."""
     found = await request.context.admin.schedules(request.topic)
     shown = request.shown([http.schedule_of(state) for state in found[:ROWS]])
     values = {"topic": request.topic, "found": shown, "count": len(found)}
@@ -42,7 +42,7 @@ async def change(request: PageRequest) -> Redirect:
 
 @PAGES.get("/topics/{topic}/queries")
 async def queries(request: PageRequest) -> View:
-    """Show the queries that hold messages of a topic, and the queries that publish to it."""
+    """Show which queries hold messages of a topic, and which queries publish to the topic."""
     topic, admin = request.topic, request.context.admin
     held, sinks, figures = await asyncio.gather(
         admin.queries(topic),
@@ -55,7 +55,7 @@ async def queries(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/queries/{run}/release", Role.ADMIN)
 async def ask_release(request: PageRequest) -> View:
-    """Show the messages that a query holds, and ask for the name of the topic."""
+    """Show the messages that a query holds, and ask the user for the name of the topic."""
     run = request.path["run"]
     count = await request.context.admin.release_query(request.topic, run, force=True, dry_run=True)
     held = [each for each in await request.context.admin.queries(request.topic) if each.run == run]

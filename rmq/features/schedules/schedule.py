@@ -1,10 +1,10 @@
-"""Times of schedules: when a recurring message is sent, also for times that were missed.
+"""Times of schedules: when RMQ sends a message, and what it does after missed times.
 
-All times are epoch ms. The jitter of a time is derived from the schedule's name and the time, so
-that all schedulers agree on the due time.
+All times are epoch ms. RMQ computes the jitter of a time from the schedule's name and the time, so
+that all schedulers use the same due time.
 
-Cron expressions are evaluated by cronsim (`rmq[schedule]`; docs/decisions/0029). This module does
-not use Redis.
+The package cronsim evaluates cron expressions (`rmq[schedule]`; docs/decisions/0029). This module
+does not use Redis.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MS = timedelta(milliseconds=1)
 
 
 class Step(NamedTuple):
-    """A step of a schedule: send the message of one time, or skip times.
+    """A step of a schedule. It sends the message of one time, or skips times.
 
-    The schedule then waits for `next_ms`.
+    After the step, the schedule waits for `next_ms`.
 
     Attributes:
-        time_ms: Time for which a message is sent, or None if missed times are skipped.
+        time_ms: Time for which the step sends a message, or None if the step skips missed times.
         next_ms: Next time of the schedule, or None if there is none.
     """
 
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 
 class _Interval:
-    """Times at multiples of an interval since 1970-01-01 00:00 UTC."""
+    """Times that are multiples of an interval since 1970-01-01 00:00 UTC."""
 
     def __init__(self, every_ms: int) -> None:
         self.every_ms = every_ms
@@ -85,7 +85,8 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        Of the times before `since`, only the latest `most` are sure to be in the result.
+        Times before `since` may be missing, except the latest of them. `most` says how many of them
+        are always in the result.
         """
         start = max(first, since)
         if start > first:
@@ -102,7 +103,7 @@ class _Cron:
         return times
 
     def _walk(self, time_ms: int, reverse: bool = False) -> Iterator[int]:
-        """Yield the times after (or before) this time, as cronsim finds them."""
+        """Yield the times after or before this time, as cronsim finds them."""
         moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
         try:
             moments = self._cronsim.CronSim(self._expression, moment, reverse)
@@ -170,7 +171,7 @@ class Definition:
 
     @property
     def timing(self) -> str:
-        """The part of the definition that determines the schedule's times, as text."""
+        """The part of the definition that determines the times of the schedule, as text."""
         return f"{self.every_ms or ''}|{self.cron or ''}|{self.tz}|{self.jitter_ms}"
 
     @cached_property
@@ -181,7 +182,10 @@ class Definition:
         return _Cron(self.cron, self.tz)
 
     def after(self, time_ms: int) -> int | None:
-        """Return the first time after `time_ms`, or None if there is none in the next 50 years."""
+        """Return the next time of the schedule after `time_ms`.
+
+        Return None if there is none in the next 50 years.
+        """
         return next(iter(self._times.after(time_ms)), None)
 
     def due_ms(self, time_ms: int) -> int:
@@ -196,8 +200,8 @@ class Definition:
         """Return the steps of a schedule whose next time is due.
 
         If a time has been due for at most ON_TIME_MS, its message is always sent. Earlier times
-        count as missed, and the catch-up policy says for which of them a message is sent. If
-        `next_ms` is in the future, the server's clock was ahead when `next_ms` was computed. Then
+        count as missed, and the catch-up policy decides which of their messages are sent. If
+        `next_ms` is in the future, the clock of Redis was ahead when `next_ms` was computed. Then
         the next time is computed again.
         """
         if next_ms > now_ms:
@@ -219,8 +223,8 @@ class Definition:
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times, and the next time after them.
 
-        Only the latest `most` missed times are always in the result, because years of missed times
-        must not take long.
+        Computing years of missed times would take long. So only the latest `most` missed times are
+        sure to be in the result.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS
@@ -237,8 +241,8 @@ class Definition:
 def _advance_hour(moments: Any) -> bool:
     """Advance to an hour that matches the expression, in steps of a quarter of an hour.
 
-    This replaces `CronSim.advance_hour`, which advances by a whole hour. A whole hour would skip
-    times if the clock changes by less than an hour, or in the middle of an hour.
+    This method replaces `CronSim.advance_hour`, which advances by a whole hour. If the clock
+    changes by less than an hour, or in the middle of an hour, `CronSim.advance_hour` skips times.
     """
     if moments.dt.hour in moments.hours:
         return False
@@ -250,7 +254,7 @@ def _advance_hour(moments: Any) -> bool:
 
 
 def time_zone(name: str) -> zoneinfo.ZoneInfo:
-    """Return a time zone by its name.
+    """Return the time zone with this name.
 
     Raises:
         InvalidValue: The name is unknown.
@@ -270,9 +274,9 @@ def time_zone(name: str) -> zoneinfo.ZoneInfo:
 
 
 def check_cron(cron: object) -> str:
-    """Check that a cron expression has 5 fields, and separate them by single spaces.
+    """Check that a cron expression has 5 fields, and put single spaces between the fields.
 
-    The values of the fields are checked later.
+    Another function checks the values of the fields later.
     """
     if not isinstance(cron, str):
         raise InvalidType(f"cron: {type(cron).__name__}; give a str")

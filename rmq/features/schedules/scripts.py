@@ -1,4 +1,4 @@
-"""Commands on schedules: set, read, pause, resume, delete and send."""
+"""The Lua scripts of schedules: set, read, pause, resume, delete and send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSED = -2  # the reply of schedule_send while sends are paused
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose next time is due."""
+    """A schedule that is due."""
 
     name: str
     definition: bytes
@@ -26,7 +26,7 @@ class DueSchedule(NamedTuple):
 
 
 class DueReply(NamedTuple):
-    """The reply to the script `schedule_due`."""
+    """Reply of the script `schedule_due`."""
 
     now_ms: int
     wait_ms: int  # time until the next schedule is due, or -1 if there is none
@@ -46,7 +46,7 @@ class ScheduleRow(NamedTuple):
 
 
 class SchedulesReply(NamedTuple):
-    """The reply to the script `schedules`."""
+    """Reply of the script `schedules`."""
 
     now_ms: int
     generation: bytes
@@ -88,7 +88,7 @@ def schedule_set(
     most: int,
     generation: bytes,
 ) -> Command[SetStatus]:
-    """Store a schedule, or change it if its definition differs."""
+    """Store a schedule if it is missing or its definition differs."""
     return script_call("schedule_set", keys, [
         clock.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
         generation,
@@ -135,7 +135,7 @@ def schedule_send(
 
 
 def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
-    """Pause a schedule. Return 1 (done), 0 (it was paused already) or -1 (it does not exist)."""
+    """Pause a schedule. Return 1 (done), 0 (already paused) or -1 (the schedule does not exist)."""
     return script_call("schedule_pause", keys, [keys.created, name], int)
 
 

@@ -1,4 +1,4 @@
-"""Send the messages of schedules at their times, in every topic."""
+"""The background work of `rmq server` that sends the messages of schedules in every topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Schedules:
-    """Sends due messages. A script ensures that a message is sent only once, by any process."""
+    """Sends the due messages of schedules. Several servers together send each message only once."""
 
     name = "schedules"
     # Any server may send, because the script sends each message only once. So messages do not wait
