@@ -1,1 +1,1 @@
-"""Queries, stages and sinks, for Spark: receive and send messages in batches, exactly once."""
+"""Queries, stages and sinks, with which Spark receives and sends each message exactly once."""

@@ -11,12 +11,13 @@ from rmq.kernel.topic.admin_part import AdminPart
 
 
 class QueryAdmin(AdminPart):
-    """Operations on queries and sinks."""
+    """Lists and releases queries. Lists and deletes sinks."""
 
     def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).
 
-        Queries are sorted by the end of their leases. At most 1000 queries of a slot are listed.
+        The query whose lease ends first is first. The list has at most 1000 queries of each slot
+        (part) of the topic.
         """
         return self._run(held.queries(self._context(topic)))
 
@@ -26,19 +27,19 @@ class QueryAdmin(AdminPart):
         """Give all messages of a query back immediately. Return the number of messages.
 
         Use this method for a query that will not start again. Each message loses a retry and waits
-        as after a failure. A message without a remaining retry becomes a dead letter. All expired
-        leases of the topic are rolled back as well.
+        as after a failure. A message without a remaining retry becomes a dead letter. The call also
+        rolls back all expired leases of the topic.
 
         Args:
             topic: Name of the topic.
-            run: Name of the query, 32 hex digits, from `queries`.
+            run: Name of the query, 32 hex digits, as `queries` returns it.
             force: Whether to release even if a driver runs the query. The driver may then repeat a
                 batch whose messages are gone.
             dry_run: Whether to only count the messages.
 
         Guarantee:
-            If the call is interrupted, run it again. A driver that starts at the same moment, or
-            later with the same checkpoint, finds that the messages of its batch are gone.
+            If the call is interrupted, repeat it. If a driver starts at the same time, or later
+            with the same checkpoint, it finds that the messages of its batch are gone.
 
         Raises:
             QueryOwned: A driver runs the query. No message was given back.
@@ -49,10 +50,10 @@ class QueryAdmin(AdminPart):
     def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
         """Return the last batch that each query has published to a topic (`Topic.publish`, Spark).
 
-        These records have no index, so SCAN reads the names of all keys of the database, 1000 per
-        call. The scan blocks no other client, but takes long with many millions of keys. In a Redis
-        Cluster, masters are scanned one after another, and a key whose hash slot moves during the
-        scan may be missed.
+        RMQ has no index of these records. So this method uses SCAN to read the names of all keys of
+        the database, 1000 per call. The scan blocks no other client, but takes long with many
+        millions of keys. In a Redis Cluster, the method scans one master after another. It may miss
+        a key whose hash slot moves during the scan.
 
         Args:
             topic: Name of the topic.
@@ -65,10 +66,10 @@ class QueryAdmin(AdminPart):
     def forget_sink(self, topic: str, query: str) -> bool:
         """Delete the record of a query's published batches. Return whether there was a record.
 
-        Use this method for a query whose checkpoint is deleted. If the checkpoint is still in use
-        and the query repeats its last batch, the batch is published a second time. If the
-        publication of a batch was interrupted, the rest of the batch is published only if the query
-        runs the batch again.
+        Use this method after you have deleted the checkpoint of the query. If the query continues
+        with the checkpoint and repeats its last batch, RMQ publishes the batch a second time. If
+        the publication of a batch was interrupted, RMQ publishes its rest only if the query runs
+        the batch again.
         """
         check_text(query, "query")
         return self._run(held.forget_sink(self._context(topic), query))

@@ -1,4 +1,4 @@
-"""`rmq query`: queries that have messages. `rmq sink`: records of published batches."""
+"""The commands `rmq query`, for queries, and `rmq sink`, for records of published batches."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CANDIDATES = 5  # maximum number of names in the error about an ambiguous prefix
 
 @click.group(cls=CommandGroup)
 def query() -> None:
-    """List queries that hold messages, such as Spark's, and release their messages."""
+    """List the queries of engines such as Spark, and release their messages."""
 
 
 @query.command("ls", examples=("rmq query ls orders", "rmq query ls orders --json"))
 @click.argument("topic")
 def list_queries(topic: str) -> None:
-    """List the queries that have a lease on messages of TOPIC.
+    """List the queries that have messages of TOPIC in flight.
 
-    Queries whose lease ends first are first. LEASE is the time until the lease ends. If the driver
+    The query whose lease ends first is first. LEASE is the time until the lease ends. If the driver
     does not renew the lease, another consumer then gives the messages back. OWNED is the time for
     which no other driver may run the query. The driver may report ROWS and BYTES (read by the
     query), REPLAYS (repeated batches) and LAG (age of the oldest waiting message).
@@ -81,15 +81,15 @@ def _left(seconds: float) -> str:
 @DRY_RUN
 @YES
 def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None:
-    """Give back to TOPIC, immediately, all messages that the query RUN holds.
+    """Give all messages of the query RUN back to TOPIC immediately.
 
-    Use the command for a query that will not start again. Without the command, the messages are
-    given back when the lease ends. Each message loses a retry and waits for the usual delay. RUN is
-    the name in `rmq query ls`, or at least its first 4 digits.
+    Use the command for a query that will not start again. Without the command, RMQ gives the
+    messages back when the lease ends. Each message loses a retry and waits for the usual delay. RUN
+    is the name in `rmq query ls`, or at least its first 4 digits.
 
-    Exit code 6 means that a driver runs the query. After a release, this driver could not replay
-    its batch. So stop the driver first, or use --force. You must first type the name of the topic
-    to confirm.
+    Exit code 6 means that a driver runs the query. After a release, this driver could not repeat
+    its batch. So stop the driver first, or use --force. You must type the name of the topic to
+    confirm.
     """
     common = common_options()
     if not _RUN_PREFIX.fullmatch(run):
@@ -111,7 +111,7 @@ def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None
 
 
 def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> str:
-    """Return the only run that begins with the prefix."""
+    """Return the only query whose name starts with the prefix."""
     runs = [held.run for held in queries if held.run.startswith(prefix)]
     if not runs:
         raise NotFound(
@@ -128,7 +128,7 @@ def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> s
 
 @click.group(cls=CommandGroup)
 def sink() -> None:
-    """List or delete the records of queries that publish, such as Spark's."""
+    """List or delete the records of published batches of engines such as Spark."""
 
 
 @sink.command("ls", examples=("rmq sink ls orders", "rmq sink ls orders --json"))
@@ -136,9 +136,9 @@ def sink() -> None:
 def list_sinks(topic: str) -> None:
     """List the queries that have published to TOPIC, with their last batches.
 
-    PUBLISHED is the last published batch. BEGUN is a batch whose publication has begun and not
-    ended. RMQ keeps these records forever. The records have no index, so the command scans all keys
-    of the database.
+    PUBLISHED is the last published batch. BEGUN is a batch whose publication has started and not
+    ended. RMQ keeps these records until you delete them. They have no index, so the command scans
+    all keys of the database.
     """
     common = common_options()
     with common.client() as client:
@@ -166,9 +166,9 @@ def _batch(number: int | None) -> str:
 def forget(topic: str, query: str, yes: bool) -> None:
     """Delete the record of the batches that QUERY has published to TOPIC.
 
-    Use the command after you have deleted the checkpoint of the query. If the checkpoint is still
-    in use, a replay of the last batch is published a second time. You must first type the name of
-    the topic to confirm.
+    Use the command after you have deleted the checkpoint of the query. If a query continues with
+    the checkpoint and repeats its last batch, RMQ publishes the batch a second time. You must type
+    the name of the topic to confirm.
     """
     common = common_options()
     with common.client() as client:

@@ -1,7 +1,7 @@
-"""Fail single messages of a query's batch. Each message fails once, even if the batch runs again.
+"""Fail single messages of a query's batch. Each message fails once, even if the batch is repeated.
 
-Any task of the engine may fail a message, and may repeat the call, because the query's log marks
-each failed message (see `lua/queries/query_fail.lua`).
+Each task of an engine may fail messages, and may repeat the call. The log of the query marks each
+failed message (see `lua/queries/query_fail.lua`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DELAY_MAX_MS = 315_576_000_000  # 10 years
 
 
 class FailedMessage(NamedTuple):
-    """A message of a batch that could not be processed.
+    """A message of a batch that your code could not process.
 
     Attributes:
         slot: Index of the slot.
         number: Number of the message in the query's log.
         id: Id of the message.
-        error: Error text that is stored with the message.
+        error: Error text that RMQ stores with the message.
         delay_ms: Time until the retry, in ms, or None for the topic's policy.
     """
 
@@ -52,10 +52,10 @@ class Failures(NamedTuple):
     Attributes:
         retried: Messages that this call gave back for a retry.
         dead: Messages that this call made dead letters.
-        before: Messages that had failed before, or that are twice in this call. These messages were
-            not changed.
-        lost: Messages that the query does not have under the given number, because the lease
-            expired or no task has read these messages. These messages were not changed.
+        before: Messages that had failed before, or that are twice in this call. The call did not
+            change them.
+        lost: Messages that the query no longer has, because the lease expired, or that no task has
+            read yet. The call did not change them.
     """
 
     retried: int = 0
@@ -112,7 +112,7 @@ def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
 
 
 def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
-    """Divide the messages of a slot among calls, each sorted by number."""
+    """Divide the messages of a slot into several calls, each sorted by number."""
     rounds: list[list[Failing]] = []  # a number that occurs again goes into another call
     seen = Counter[int]()
     for message in sorted(failing, key=lambda each: each.number):

@@ -1,12 +1,12 @@
-"""Flows of a query: take messages into its log, read them, settle them or give them back.
+"""Receive messages for a query, read them, settle them, or give them back.
 
-A query's log numbers the messages that the query has taken. Calls may be repeated, even by two
-drivers. A repeated call gets the same reply as long as the query has its messages. See
-`lua/queries/query_take.lua`.
+A query has a log, which numbers the messages that the query has taken from the queue. Two drivers
+of a query may make the same call, and a driver may repeat a call. A repeated call gets the same
+reply as long as the query has its messages. See `lua/queries/query_take.lua`.
 
-The owner of a query has a cache (`Known`) of the numbers of taken messages, and of the slots
-without messages. With the cache, the owner calls Redis only if something may have changed. After an
-error of Redis, the cache is cleared because it may be wrong.
+The owner of a query has a cache (`Known`). It says which numbers were taken, and which slots have
+no messages. So the owner calls Redis only if something may have changed. After an error of Redis,
+the owner clears the cache, because the cache may be wrong.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """Cache of the owner of a query: the state of the topic's slots.
+    """What the owner of a query knows about the slots of the topic, without asking Redis.
 
     Args:
         subscription: Subscription to the wake-ups of the topic.
 
     Attributes:
-        newest: For each slot, the number of the newest message taken, or None if unknown.
+        newest: For each slot, the number of the newest message taken. None if unknown.
         ready_at: For each slot, the monotonic time from which there are messages to take. NEVER
             means that a wake-up will announce messages. None means unknown.
-        look_at: Time of the next check of some slots. They are checked even without a wake-up,
-            because a wake-up can get lost.
+        look_at: Time of the next check of some slots. The check needs no wake-up, because a wake-up
+            can get lost.
         is_joint: Whether a JointQueries object receives the wake-ups and decides which slots to
             check. If so, `subscription` and `look_at` are not used.
     """
@@ -81,7 +81,7 @@ class Known:
         self.ready_at = [None] * len(self.ready_at)
 
     def fit(self, slots: int) -> None:
-        """Adapt the cache to the number of slots. If no wake-ups arrive, clear the cache."""
+        """Adapt the cache to the number of slots. If wake-ups do not arrive, clear the cache."""
         if self.subscription.connection is None and not self.is_joint:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
@@ -96,13 +96,13 @@ class Known:
         return [index for index, at in enumerate(self.ready_at) if at is not None and at <= now]
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Record that wake-ups named these slots."""
+        """Record that wake-ups have named these slots."""
         for index in slots:
             if index < len(self.ready_at):
                 self.ready_at[index] = 0.0
 
     def look(self) -> None:
-        """Clear the cache of the next few slots. Each slot is cleared once in ROUND_S seconds."""
+        """Clear the cache of the next few slots. Each slot has its turn once in ROUND_S seconds."""
         self.look_at = time.monotonic() + POLL_S
         count = len(self.ready_at)
         for _ in range(math.ceil(count * POLL_S / ROUND_S)):
@@ -111,7 +111,7 @@ class Known:
 
 
 def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide slots among pipelines of limited size, by the number of messages per slot."""
+    """Divide slots into pipelines of limited size, by the number of messages per slot."""
     part: list[tuple[int, int]] = []
     messages = 0
     for index, count in counts.items():
@@ -125,7 +125,7 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
-    """Divide a limit among slots. If there are more slots than the limit, some slots get 0."""
+    """Divide a limit between slots. If there are more slots than the limit, some slots get 0."""
     limits = {}
     for place, index in enumerate(wanted):
         share = (
@@ -142,8 +142,8 @@ class Settlement(NamedTuple):
 
     Attributes:
         settled: Number of messages that this call settled.
-        missing: Number of messages of the batch that can no longer be settled. The lease of these
-            messages expired. Then other consumers received them, or they became dead letters.
+        missing: Number of messages of the batch whose lease expired, so that they cannot be
+            settled. Other consumers received them, or they became dead letters.
     """
 
     settled: int
@@ -151,10 +151,10 @@ class Settlement(NamedTuple):
 
 
 class QueryFlows:
-    """The flows of a query, for its owner.
+    """The commands of a query, for the driver that owns the query.
 
-    All flows except `waiting`, `count_run` and `handed` raise QueryOwned if another driver runs the
-    query.
+    If another driver runs the query, all methods except `waiting`, `count_run` and `handed` raise
+    QueryOwned.
 
     Args:
         context: Context of the topic.
@@ -172,7 +172,7 @@ class QueryFlows:
         self.known = Known(Subscription(context.channel))
 
     def open(self) -> Flow[None]:
-        """Read the topic's settings, unless they were read before."""
+        """Read the topic's settings, unless they are already known."""
         yield from opening.ensure_open(self.context, create=False)
 
     def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
@@ -183,7 +183,7 @@ class QueryFlows:
         return answers
 
     def check_owner(self, answer: QueryLog | QuerySettleReply) -> None:
-        """Raise QueryOwned if a reply names another owner of the query."""
+        """Raise QueryOwned if a reply says that another driver owns the query."""
         if answer.owner:
             left_s = max(0.0, answer.left_ms / 1000)
             raise QueryOwned(
@@ -222,16 +222,16 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query.
+        """Renew the lease of a query. Return which messages of a batch it still has, by slot.
 
-        Return which messages of a batch the query still has, by slot. The first slot stores who
-        owns the query. Only the owner continues with the other slots.
+        The first slot stores who owns the query. Only the owner continues with the other slots.
 
         Args:
-            after: Number after which the batch begins, for each slot.
+            after: Number after which the batch starts, for each slot.
             upto: Last number of the batch, for each slot. Default: the newest number.
             slots: Slots to renew in addition to the first slot. Default: all.
-            report: Report of the owner, stored in the first slot. b"" keeps the previous report.
+            report: Report of the owner, which RMQ stores in the first slot. b"" keeps the previous
+                report.
         """
         yield from self.open()
         home, others = self.renewals(slots, after, upto, report)
@@ -241,18 +241,18 @@ class QueryFlows:
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
-        """Take further messages for the query. Return the newest number of each slot's log.
+        """Take further messages for the query. Return the newest number of each slot.
 
-        If the query has already taken messages after the numbers in `after`, the call returns their
-        numbers and takes no more messages. The caller may have used these messages as a batch, and
-        a batch must not change. If the lease of a message has expired since then, its number no
-        longer has a message. So a batch may be empty.
+        If the query has already taken newer messages than the caller has recorded, the call returns
+        their numbers and takes no more messages. The caller may have used these messages as a
+        batch, and a batch must not change. If the lease of these messages has expired since then,
+        the batch may be empty.
 
         Args:
             after: Newest number of each slot that the caller has recorded.
             most: Maximum number of messages over all slots, or None for all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots, or 0 for no limit. The
-                limit may be exceeded by one message per slot.
+            most_bytes: Maximum bytes of records and bodies over all slots, or 0 for no limit. Each
+                slot may exceed the limit by one message.
         """
         resizes = 0
         while True:
@@ -317,10 +317,10 @@ class QueryFlows:
                         self.known.ready_at[index] = None
 
     def _ask(self) -> Flow[None]:
-        """Read from Redis when slots will have messages, for the slots that are not in the cache.
+        """Ask Redis when slots will have messages, for slots whose state is unknown.
 
-        A slot without messages records that the query waits, and sends a wake-up when a message
-        arrives.
+        If a slot has no messages, it records that the query waits. The slot then sends a wake-up
+        when a message arrives.
         """
         asked = self.known.unknown()
         if not asked:
@@ -331,7 +331,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait for messages to take, for a limited time. Return whether there may be messages."""
+        """Wait until the query may take messages, or until the limit. Return False at the limit."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -370,7 +370,7 @@ class QueryFlows:
             raise
 
     def waiting(self) -> Flow[list[int]]:
-        """Count, for each slot, the messages that can be taken now."""
+        """Count, for each slot, the messages that the query can take now."""
         yield from self.open()
         calls = [topic_scripts.ready_count(keys) for keys in self.context.slots]
         return (yield from pipeline(calls))
@@ -379,14 +379,11 @@ class QueryFlows:
         return self.context.slots[slot].query_stem + self.lease.run.encode()
 
     def count_run(self, batch: str, by: str) -> Flow[int]:
-        """Record that a run of the engine has begun a batch.
-
-        Return how many runs have begun this batch.
+        """Record that a run of the engine has started a batch. Return how many runs have done so.
 
         Args:
-            batch: Name of the batch, which replaces the previous batch.
-            by: Name of the engine's run. If the same run calls several times in a row, the calls
-                count once.
+            batch: Name of the batch. A new name replaces the previous batch.
+            by: Name of the engine's run. Several calls in a row by the same run count once.
         """
         yield from self.open()
         kept = (yield RawCommand("query_begun", "HGET", self._key(0), "begun")) or b"\n\n0"
@@ -407,9 +404,9 @@ class QueryFlows:
         Args:
             upto: Last number of the batch, for each slot.
             batch: Number of messages in the batch, for each slot. A missing slot counts as 0. With
-                `batch`, the call also settles messages whose lease has expired, unless a consumer
-                has received them since. Without `batch`, it settles only messages that the query
-                still has.
+                this argument, the call also settles messages whose lease has expired, unless a
+                consumer has received them since. Without it, the call settles only messages that
+                the query still has.
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
@@ -442,7 +439,7 @@ class QueryFlows:
         return Settlement(total, missing)
 
     def again(self, upto: Offsets) -> Flow[None]:
-        """Give the messages of a batch new numbers, so that they are taken again."""
+        """Give the messages of a batch new numbers, so that the query takes them again."""
         self.known.forget()
         yield from self.open()
         slots = self.context.slots
@@ -451,10 +448,9 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back messages that no reader has received.
+        """Give back messages that no reader has received. Return the number of these messages.
 
-        Only messages after the numbers in `after` are given back. Return the number of these
-        messages.
+        For each slot, the call gives back only messages with a larger number than `after` has.
         """
         self.known.forget()
         yield from self.open()
@@ -471,10 +467,7 @@ class QueryFlows:
         return total
 
     def reject(self, upto: Offsets, reason: str) -> Flow[int]:
-        """Make dead letters of all messages of the query up to the numbers in `upto`.
-
-        Return how many.
-        """
+        """Make the query's messages dead letters, up to a number for each slot. Return how many."""
         yield from self.open()
         context, lease, total = self.context, self.lease, 0
         entry = failure.encode(reason, failure.this_worker())
@@ -492,7 +485,7 @@ class QueryFlows:
 
 
 def release(context: TopicContext, run: str) -> Flow[int]:
-    """Give back all messages of a query, even if its lease has not expired. Return the number."""
+    """Give back all messages of a query, even if its lease has not expired. Return their number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:

@@ -1,4 +1,4 @@
-"""Operations for operators: list and release queries, list and delete sinks."""
+"""The work of operators: list and release queries, list and delete sinks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SCANNED = 1000  # keys of a SCAN call, about a ms of the server's time
 
 @dataclass(frozen=True, slots=True)
 class HeldQuery:
-    """A query that has a lease on messages of a topic.
+    """A query that has messages of a topic in flight.
 
     Attributes:
         run: Name of the query, 32 hex digits.
         owner: Driver that runs the query or ran it last, or None if unknown.
         owner_left_s: Seconds for which no other driver may run the query. Negative if this time is
             over.
-        messages: Number of held messages over all slots.
-        lease_left_s: Seconds until the lease expires, unless it is renewed. Negative if the lease
-            has expired; the next consumer of the topic then rolls the messages back.
-        slots: Number of held messages by slot. Slots without messages are omitted.
+        messages: Number of messages in flight over all slots.
+        lease_left_s: Seconds until the lease expires, unless the driver renews it. Negative if the
+            lease has expired. The next consumer of the topic then rolls the messages back.
+        slots: Number of messages in flight by slot. Slots without messages are omitted.
         report: Figures that the driver has reported, by name. The dict may be empty. docs/spark.md
             describes the figures of Spark's source.
     """
@@ -53,11 +53,11 @@ class HeldQuery:
 
 
 class WatchedQuery(NamedTuple):
-    """A query, with the messages that it holds in all topics.
+    """A query, and the number of messages that it has in flight in each topic.
 
     Attributes:
         run: Name of the query.
-        held: Number of messages that the query holds in each topic, sorted by topic.
+        held: Number of messages in flight per topic, sorted by topic.
         owner: Driver that runs the query, or None.
         report: Figures that the driver reported last. The driver reports the same figures to each
             topic.
@@ -70,7 +70,7 @@ class WatchedQuery(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """Number of held messages."""
+        """Number of messages in flight."""
         return sum(self.held.values())
 
 
@@ -81,7 +81,7 @@ class Sink:
     Attributes:
         query: Name of the query. For Spark, it is the id in the checkpoint.
         published: Number of the last published batch, or None.
-        begun: Number of the batch whose publication has begun and not ended, or None.
+        begun: Number of a batch whose publication has started and not ended, or None.
     """
 
     query: str
@@ -93,7 +93,7 @@ class Sink:
 
 
 def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
-    """List the queries of a topic, sorted by the end of their leases."""
+    """List the queries of a topic. The query whose lease ends first is first."""
     yield from opening.ensure_open(context, create=False)
     listed = yield from pipeline([scripts.queries(keys) for keys in context.slots])
     found = [
@@ -111,7 +111,7 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
 def _by_topic(
     found: Sequence[tuple[SlotKeys, str, int]], states: Sequence[QueryState]
 ) -> dict[str, list[HeldQuery]]:
-    """Return queries by topic, sorted by the end of their leases.
+    """Return queries by topic. The query whose lease ends first is first.
 
     Args:
         found: For each slot with a query: keys of the slot, name of the query, and ms until the
@@ -132,7 +132,7 @@ def _by_topic(
 
 
 class Counted(Protocol):
-    """A topic with its counts. Several functions return objects of this kind."""
+    """The context and the counts of a topic."""
 
     @property
     def context(self) -> TopicContext:
@@ -140,19 +140,19 @@ class Counted(Protocol):
 
     @property
     def slots(self) -> Sequence[Mapping[str, int]]:
-        """Counts of each slot, by the names of `Admin.stats`."""
+        """Counts of each slot. Their names are the same as in `Admin.stats`."""
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return the queries that run or have messages, by topic, in few round trips.
+    """Return the queries that run or have messages in flight, by topic, in few round trips.
 
-    A running query is listed in the first slot of its topic. A query that holds messages is also
-    listed in the slots of these messages. Such slots have messages in flight, so the counts of a
-    topic show which slots to read.
+    The first slot of a topic lists all queries that run. If a query has messages in flight, their
+    slots also list the query. The counts of a topic show which slots have messages in flight. So
+    the function reads only these slots.
 
     Args:
         topics: Topics with recent counts. Topics without queries are omitted from the result.
-        most: Maximum number of queries per slot. Queries whose leases end first are returned.
+        most: Maximum number of queries per slot. The queries whose leases end first are returned.
     """
     asked = [
         (keys, counts["now_ms"])
@@ -171,7 +171,7 @@ def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery
 
 
 def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery]:
-    """Combine the queries of all topics, most held messages first."""
+    """Combine the queries of all topics. The query with the most messages in flight is first."""
     by_run: dict[str, dict[str, HeldQuery]] = {}
     for topic in sorted(queries):
         for query in queries[topic]:
@@ -189,12 +189,12 @@ def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery
 
 
 def _age(report: Mapping[str, int]) -> tuple[int, int]:
-    """Return a key that sorts reports by age: start and number of commands of the driver."""
+    """Return a key that sorts reports by age: the driver's start and its number of commands."""
     return report.get("since_ms", 0), report.get("commands", 0)
 
 
 def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
-    """Return the command that lists the first queries of a slot and the ends of their leases."""
+    """Return the command that lists the first queries of a slot and when their leases end."""
 
     def parse(reply: list[bytes]) -> list[tuple[str, int]]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
@@ -227,7 +227,7 @@ def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> Hel
 
 
 def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Return the last owner of a query in any slot, and the seconds until this ownership ends."""
+    """Return the last owner of a query in any slot, and the seconds until its ownership ends."""
     known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0
@@ -239,7 +239,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
     """Give all messages of a query back immediately. Return the number of messages.
 
     Raises:
-        QueryOwned: A driver runs the query, and `force` is not set.
+        QueryOwned: A driver runs the query, and the caller has not set `force`.
     """
     yield from opening.ensure_open(context, create=False)
     calls = [queries_scripts.query_inspect(keys, run) for keys in context.slots]

@@ -1,4 +1,4 @@
-"""Queries and sinks, such as Spark's."""
+"""HTTP routes of queries and sinks of engines such as Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", min_length=32, max_length=3
 
 
 class QueryPath(TopicPath):
-    """A query that holds messages of a topic."""
+    """A query that has messages of a topic in flight."""
 
     run: Run
 
@@ -27,7 +27,7 @@ class SinkQuery(Request):
 
 
 class ReleaseQuery(Request):
-    """Options for a release. `force` releases the messages even while a driver runs the query."""
+    """Options of a release. With `force`, RMQ releases messages even if a driver runs the query."""
 
     force: bool = False
     dry_run: bool = False
@@ -37,14 +37,14 @@ TABLE = Table("queries")
 
 
 class QueryList(Answer):
-    """Queries that hold messages of a topic."""
+    """Queries that have messages of a topic in flight."""
 
     queries: list[HeldQuery]
 
 
 @TABLE.get("/topics/{topic}/queries")
 async def list_queries(context: RequestContext, path: TopicPath) -> QueryList:
-    """List the queries that hold messages of a topic."""
+    """List the queries that have messages of a topic in flight."""
     return QueryList(queries=await context.admin.queries(path.topic))
 
 

@@ -1,9 +1,9 @@
-"""Queries of one run on several topics, which call Redis together.
+"""Queries of one engine on several topics, which call Redis together.
 
-An engine may read many topics in one query. With a connection and calls for each topic, even an
-idle query would send many commands. Here, one connection receives the wake-ups of all topics. One
-call of `next_ready` checks the slots of all topics. On a Redis Cluster, the transport divides this
-call. One pipeline renews all topics.
+An engine may read many topics in one query. If each topic had its own connection and calls, even an
+idle query would send many commands. So one connection receives the wake-ups of all topics. One call
+of `next_ready` checks the slots of all topics, and one pipeline renews all topics. On a Redis
+Cluster, the transport divides these calls between the nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOK_S = 5.0  # time between two checks of a few slots; each slot is checked onc
 class JointQueries:
     """Waits for messages of several queries, and renews their leases.
 
-    One thread at a time may call `ask` and `wait`. Meanwhile another thread may call `keep`.
+    One thread at a time may call `ask` and `wait`. Another thread may call `keep` at the same time.
 
     Args:
         transport: Transport of the client that made the queries.
@@ -44,10 +44,10 @@ class JointQueries:
         self._turn = 0
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Check which slots have messages, so that `Query.take` calls Redis only for these slots.
+        """Check which slots have messages. Later calls of `Query.take` read only these slots.
 
-        Before the first `wait`, there is no subscription and all slots are checked. Later, only
-        slots are checked whose state may have changed.
+        Before the first `wait`, there is no subscription, and this method checks all slots. Later
+        it checks only slots whose state may have changed.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis does not answer.
@@ -62,7 +62,7 @@ class JointQueries:
             raise
 
     def wait(self, queries: Sequence[Query], seconds: float) -> bool:
-        """Wait for messages to take, for a limited time. Return whether there may be messages.
+        """Wait until a query may take messages, or until the time limit. Return False at the limit.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis does not answer.
@@ -95,7 +95,7 @@ class JointQueries:
         An error of one query does not affect the other queries.
 
         Args:
-            slots: For each query, the slots whose lease on messages is renewed.
+            slots: For each query, the slots whose lease is renewed.
             report: Figures to store with each query. See `Query.keep`.
         """
         queries = {query._flows: query for query in slots}
@@ -104,12 +104,12 @@ class JointQueries:
         return {queries[flows]: error for flows, error in errors.items()}
 
     def close(self) -> None:
-        """Close the connection that receives the wake-ups. The queries keep their messages."""
+        """Close the connection that receives the wake-ups. Messages in flight stay in flight."""
         if self._listener is not None:
             self._listener.close_connection()
 
     def _listen(self, topics: Sequence[QueryFlows], seconds: float) -> None:
-        """Wait for wake-ups, and record them. Subscribe if necessary."""
+        """Wait for wake-ups, and record them. Subscribe first if necessary."""
         by_channel = {flows.context.channel: flows for flows in topics}
         if not by_channel:
             return
@@ -130,8 +130,8 @@ class JointQueries:
     def _look(self, topics: Sequence[QueryFlows], is_heard: bool) -> None:
         """Mark a few slots for a check every LOOK_S seconds, because a wake-up can get lost.
 
-        Each slot is checked once in ROUND_S seconds. If there are no wake-ups, all slots are
-        checked every POLL_S seconds.
+        Each slot is checked once in ROUND_S seconds. If no wake-ups arrive, all slots are checked
+        every POLL_S seconds.
         """
         now = time.monotonic()
         if now < self._look_at:
@@ -194,7 +194,7 @@ def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:
 def _keep(
     kept: Mapping[QueryFlows, Iterable[int]], report: bytes
 ) -> Flow[dict[QueryFlows, RMQError]]:
-    """Renew the first slot of each topic. If that succeeds, also renew the other slots."""
+    """Renew the first slot of each topic. If this succeeds, also renew the other slots."""
     calls, errors = {}, dict[QueryFlows, RMQError]()
     for flows, slots in kept.items():
         try:
@@ -211,7 +211,7 @@ def _keep(
 def _renew(
     calls: Sequence[tuple[QueryFlows, Command[QueryLog]]], errors: dict[QueryFlows, RMQError]
 ) -> Flow[None]:
-    """Send calls in one pipeline. Add the errors to `errors`, by topic."""
+    """Send calls in one pipeline. Add the error of each topic to `errors`."""
     if not calls:
         return
     answers: Sequence[QueryLog | RMQError]

@@ -1,10 +1,11 @@
 """A query: a reader that gets the same batch of messages again until it settles the batch.
 
 Queries are for engines that repeat batches after a failure. Spark plans a batch, records its end,
-runs it (possibly twice), and settles it afterwards. A query has a log of its own, which numbers the
-messages that the query takes. For consumers, these messages are in flight. The query has one lease
-per slot. If the lease of a slot expires, all messages of the query in this slot go back to the
-queue. Each message then loses a retry.
+runs it (possibly twice), and settles it afterwards.
+
+A query has its own log, which numbers the messages that the query takes. These messages are in
+flight. The query has one lease for each slot (part) of the topic. If the lease of a slot expires,
+all messages of the query in this slot go back to the queue. Each message then loses a retry.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Held(NamedTuple):
-    """The messages of one slot that a query holds.
+    """The messages of one slot that a query has in flight.
 
     Attributes:
         newest: Number of the newest message that the query ever took.
-        messages: Number of held messages of the requested batch.
+        messages: Number of messages in flight of the requested batch.
         settled: Number of the newest message that was settled, rejected or lost.
         handed: Number of the newest message that `read` has returned.
     """
@@ -42,14 +43,14 @@ class Held(NamedTuple):
 
 
 def wait_s(seconds: Duration) -> float:
-    """Check a waiting time, and return the time in seconds."""
+    """Check a waiting time. Return it in seconds."""
     return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
 def lease_of(
     run: str, owner: str, lease: Duration, owner_lease: Duration, exact: bool
 ) -> QueryLease:
-    """Check the arguments of a query, and return the query's lease."""
+    """Check the arguments of a query. Return the lease of the query."""
     check_run(run)
     if not isinstance(owner, str):
         raise InvalidType(f"owner: {type(owner).__name__}; give a str")
@@ -65,7 +66,7 @@ def lease_of(
 
 
 class QueryBase:
-    """The lease of a query, and the cached state of its slots."""
+    """Shared code of blocking and async queries: the lease, and the cached state of the slots."""
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
         self._context = context
@@ -73,15 +74,16 @@ class QueryBase:
 
     @property
     def read_bytes(self) -> int:
-        """Total bytes that readers have read. Only batches settled by this object count.
+        """Total bytes that readers have read. Only batches that this object settled count.
 
-        Each reader reports its bytes at the end of its part. Bytes that are read again count again.
+        Each reader reports its bytes at the end of its part. If bytes are read again, they count
+        again.
         """
         return self._flows.read_bytes
 
     @property
     def run(self) -> str:
-        """Name of the query: 32 hex digits, which Spark stores in the query's checkpoint."""
+        """Name of the query: 32 hex digits. Spark stores the name in the query's checkpoint."""
         return self._flows.lease.run
 
     @property
@@ -95,10 +97,8 @@ def open_parts(
 ) -> Callable[[], list[Block]]:
     """Return a function that reads parts of a batch in pages.
 
-    Each call returns the next page. An empty page marks the end.
-
-    The function reads several slots at a time. After an error, it continues where the last page
-    ended.
+    Each call returns the next page. An empty page marks the end. The function reads several slots
+    at a time. After an error, it continues where the last page ended.
 
     Args:
         transport: Transport of a client. The topics need not be open.
@@ -112,7 +112,7 @@ def open_parts(
 
 
 class AsyncQuery(QueryBase):
-    """Messages of a topic for one run of a query, as `AsyncTopic.query` returns them."""
+    """A query on one topic. `AsyncTopic.query` returns it."""
 
     def __init__(self, transport: AsyncTransport, context: TopicContext, lease: QueryLease) -> None:
         super().__init__(context, lease)
@@ -125,59 +125,58 @@ class AsyncQuery(QueryBase):
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
-        """Return, for each slot, the number of messages that can be taken now."""
+        """Return, for each slot, the number of messages that the query can take now."""
         return await self._run(self._flows.waiting())
 
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take further messages, in a new batch. Return the newest number of each slot.
+        """Take further messages, as a new batch. Return the newest number of each slot.
 
-        A repeated call has the same result. If messages after the numbers in `after` were already
-        taken, the call returns their numbers and takes no more messages. If the lease of these
-        messages has expired and other consumers have received them, the numbers no longer have
-        messages. So a batch may be empty.
+        A repeated call has the same result. If the query has already taken newer messages than
+        `after` says, the call returns their numbers and takes no more messages. If the lease of
+        these messages has expired and other consumers have received them, the batch may be empty.
 
         Args:
             after: Last number that the caller has recorded, for each slot. A missing slot counts as
                 0.
             most: Maximum number of messages over all slots. Default: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. The
-                limit may be exceeded by one message per slot. With a limit, the call is slower
-                because Redis must read the records.
+            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. Each
+                slot may exceed the limit by one message. With a limit, the call is slower because
+                Redis must read the records.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, for a limited time. Return whether there may be messages."""
+        """Wait until the query may take messages, or until the limit. Return False at the limit."""
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
-        """Close the connection of the subscription. The query keeps its messages."""
+        """Close the connection of the subscription. Messages in flight stay in flight."""
         await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         logs = await self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Renew the ownership of the query, and the lease on messages of these slots.
+        """Stay the owner of the query, and renew the lease on messages of these slots.
 
         Args:
             slots: Indexes of the slots. The first slot is always renewed.
             report: Figures by name, at most 500 bytes as JSON. Lists of queries show these figures.
-                Default: the previous report is kept.
+                Default: the previous report stays.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         said = scripts.encode_report(report)
         await self._run(self._flows.renew({}, {}, slots, said))
@@ -187,9 +186,9 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
-        """Iterate, in blocks, over the messages of a slot whose numbers are in a range.
+        """Iterate over the messages of a slot whose numbers are in a range, in blocks.
 
-        Reading changes nothing: the query keeps the messages.
+        Reading changes nothing. The messages stay in flight.
         """
         await self._run(self._flows.open())
         context = self._context
@@ -200,43 +199,41 @@ class AsyncQuery(QueryBase):
                 yield block
 
     async def begun(self, batch: str, by: str) -> int:
-        """Record that a run of the engine has begun a batch.
+        """Record that a run of the engine has started a batch. Return how many runs have done so.
 
-        Return how many runs have begun this batch.
-
-        This method is for engines that give up a batch after a number of attempts.
+        Use this method if your engine gives up a batch after a number of attempts.
 
         Args:
-            batch: Name of the batch. Only one batch is recorded, so a new name begins a new count.
-            by: Name of the run. If the same run calls several times in a row, the calls count once.
+            batch: Name of the batch. RMQ records only one batch, so a new name starts a new count.
+            by: Name of the run. Several calls in a row by the same run count once.
         """
         return await self._run(self._flows.count_run(batch, by))
 
     async def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """Settle all messages up to the numbers in `upto` permanently.
+        """Settle all messages of a batch permanently, up to a number for each slot.
 
         Args:
             upto: Last number of the finished batch, for each slot.
-            batch: Number of messages in the batch, for each slot. If `batch` is given, an `exact`
+            batch: Number of messages in the batch, for each slot. With this argument, an `exact`
                 query also settles messages whose lease has expired, unless another consumer has
-                received them. By default, only messages that the query still has are settled, and
-                no message counts as missing.
+                received them. By default, the call settles only messages that the query still has,
+                and no message counts as missing.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return await self._run(self._flows.settle(upto, batch))
 
     async def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        This method is for engines that have ended a batch without reading any message.
+        Use this method if your engine has ended a batch without reading its messages.
 
         Args:
             upto: Last number of the batch, for each slot.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         await self._run(self._flows.again(upto))
 
@@ -245,28 +242,28 @@ class AsyncQuery(QueryBase):
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
-        returned a message of a slot, no message of this slot is given back.
+        returned a message of a slot, the call gives back no message of this slot.
 
         Args:
             after: Last number to keep, for each slot. A missing slot counts as 0.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Make dead letters of all messages up to the numbers in `upto`. Return how many.
+        """Make all messages dead letters, up to a number for each slot. Return how many.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return await self._run(self._flows.reject(upto, reason))
 
     async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch. Each message fails once, even if the call is repeated.
+        """Fail single messages of a batch. A repeated call fails no message a second time.
 
-        The messages stay in the batch. `settle` skips them. `read` still returns them, as long as
+        The messages stay in the batch, and `settle` skips them. `read` returns them as long as
         their records exist. Any process may call this method, even if it does not own the query.
 
         Args:

@@ -18,7 +18,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Query(QueryBase):
-    """Messages of a topic for one run of a query, as `Topic.query` returns them."""
+    """A query on one topic. `Topic.query` returns it."""
 
     def __init__(self, transport: Transport, context: TopicContext, lease: QueryLease) -> None:
         super().__init__(context, lease)
@@ -31,59 +31,58 @@ class Query(QueryBase):
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
-        """Return, for each slot, the number of messages that can be taken now."""
+        """Return, for each slot, the number of messages that the query can take now."""
         return self._run(self._flows.waiting())
 
     def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take further messages, in a new batch. Return the newest number of each slot.
+        """Take further messages, as a new batch. Return the newest number of each slot.
 
-        A repeated call has the same result. If messages after the numbers in `after` were already
-        taken, the call returns their numbers and takes no more messages. If the lease of these
-        messages has expired and other consumers have received them, the numbers no longer have
-        messages. So a batch may be empty.
+        A repeated call has the same result. If the query has already taken newer messages than
+        `after` says, the call returns their numbers and takes no more messages. If the lease of
+        these messages has expired and other consumers have received them, the batch may be empty.
 
         Args:
             after: Last number that the caller has recorded, for each slot. A missing slot counts as
                 0.
             most: Maximum number of messages over all slots. Default: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. The
-                limit may be exceeded by one message per slot. With a limit, the call is slower
-                because Redis must read the records.
+            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. Each
+                slot may exceed the limit by one message. With a limit, the call is slower because
+                Redis must read the records.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait for messages to take, for a limited time. Return whether there may be messages."""
+        """Wait until the query may take messages, or until the limit. Return False at the limit."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
-        """Close the connection of the subscription. The query keeps its messages."""
+        """Close the connection of the subscription. Messages in flight stay in flight."""
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         logs = self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Renew the ownership of the query, and the lease on messages of these slots.
+        """Stay the owner of the query, and renew the lease on messages of these slots.
 
         Args:
             slots: Indexes of the slots. The first slot is always renewed.
             report: Figures by name, at most 500 bytes as JSON. Lists of queries show these figures.
-                Default: the previous report is kept.
+                Default: the previous report stays.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         said = scripts.encode_report(report)
         self._run(self._flows.renew({}, {}, slots, said))
@@ -93,9 +92,9 @@ class Query(QueryBase):
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate, in blocks, over the messages of a slot whose numbers are in a range.
+        """Iterate over the messages of a slot whose numbers are in a range, in blocks.
 
-        Reading changes nothing: the query keeps the messages.
+        Reading changes nothing. The messages stay in flight.
         """
         self._run(self._flows.open())
         context = self._context
@@ -106,43 +105,41 @@ class Query(QueryBase):
                 yield block
 
     def begun(self, batch: str, by: str) -> int:
-        """Record that a run of the engine has begun a batch.
+        """Record that a run of the engine has started a batch. Return how many runs have done so.
 
-        Return how many runs have begun this batch.
-
-        This method is for engines that give up a batch after a number of attempts.
+        Use this method if your engine gives up a batch after a number of attempts.
 
         Args:
-            batch: Name of the batch. Only one batch is recorded, so a new name begins a new count.
-            by: Name of the run. If the same run calls several times in a row, the calls count once.
+            batch: Name of the batch. RMQ records only one batch, so a new name starts a new count.
+            by: Name of the run. Several calls in a row by the same run count once.
         """
         return self._run(self._flows.count_run(batch, by))
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """Settle all messages up to the numbers in `upto` permanently.
+        """Settle all messages of a batch permanently, up to a number for each slot.
 
         Args:
             upto: Last number of the finished batch, for each slot.
-            batch: Number of messages in the batch, for each slot. If `batch` is given, an `exact`
+            batch: Number of messages in the batch, for each slot. With this argument, an `exact`
                 query also settles messages whose lease has expired, unless another consumer has
-                received them. By default, only messages that the query still has are settled, and
-                no message counts as missing.
+                received them. By default, the call settles only messages that the query still has,
+                and no message counts as missing.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return self._run(self._flows.settle(upto, batch))
 
     def again(self, upto: Offsets) -> None:
         """Give the messages of a batch new numbers, so that `take` returns them again.
 
-        This method is for engines that have ended a batch without reading any message.
+        Use this method if your engine has ended a batch without reading its messages.
 
         Args:
             upto: Last number of the batch, for each slot.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         self._run(self._flows.again(upto))
 
@@ -151,28 +148,28 @@ class Query(QueryBase):
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already
-        returned a message of a slot, no message of this slot is given back.
+        returned a message of a slot, the call gives back no message of this slot.
 
         Args:
             after: Last number to keep, for each slot. A missing slot counts as 0.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make dead letters of all messages up to the numbers in `upto`. Return how many.
+        """Make all messages dead letters, up to a number for each slot. Return how many.
 
         Raises:
-            QueryOwned: Another owner runs the query.
+            QueryOwned: Another driver runs the query.
         """
         return self._run(self._flows.reject(upto, reason))
 
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch. Each message fails once, even if the call is repeated.
+        """Fail single messages of a batch. A repeated call fails no message a second time.
 
-        The messages stay in the batch. `settle` skips them. `read` still returns them, as long as
+        The messages stay in the batch, and `settle` skips them. `read` returns them as long as
         their records exist. Any process may call this method, even if it does not own the query.
 
         Args:

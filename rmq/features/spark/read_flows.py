@@ -1,4 +1,4 @@
-"""Flows that read the messages that a query holds.
+"""Read the messages that a query has in flight.
 
 First, a script returns the ids of the messages, for several slots in one pipeline. Then plain
 commands return the records.
@@ -33,9 +33,10 @@ class Block(NamedTuple):
         topic: Name of the topic.
         slot: Index of the slot.
         numbers: Numbers in the query's log.
-        ids: Ids, 16 bytes each, joined. `rmq.MessageId(ids[:16])` is the first id.
+        ids: Ids of the messages, 16 bytes each, one after another. `rmq.MessageId(ids[:16])` is the
+            first id.
         attempts: Attempt of each message, 1 for the first delivery.
-        records: Envelopes and bodies as stored in Redis. `rmq.connectors` decodes them.
+        records: Envelopes and bodies as Redis stores them. `rmq.connectors` decodes them.
     """
 
     topic: str
@@ -47,13 +48,13 @@ class Block(NamedTuple):
 
 
 class HeldPart(NamedTuple):
-    """A part of a batch, for a task of an engine that has not opened the topic.
+    """A part of a batch. A task of an engine can read it without opening the topic.
 
     Attributes:
         prefix: First part of all keys.
         topic: Name of the topic.
         slot: Index of the slot.
-        after: Number after which the part begins.
+        after: Number after which the part starts.
         upto: Number of the last message.
         max_retries: Maximum retries of the topic.
     """
@@ -93,7 +94,7 @@ def _block(
 
 
 class PartReader:
-    """Reads parts of a batch, several slots in one pipeline: first ids, then records.
+    """Reads parts of a batch. One pipeline reads several slots: first ids, then records.
 
     After an error, the next call continues where the last page ended.
 
@@ -101,9 +102,9 @@ class PartReader:
         run: Name of the query.
         parts: Parts to read, in this order.
         rows: Maximum number of messages of a page.
-        size: Maximum bytes of records and bodies of a page. The limit may be exceeded by one
-            message. The reader estimates the size of messages from the previous page. So a page may
-            also exceed the limit if its messages are larger than the messages before.
+        size: Approximate maximum bytes of records and bodies of a page. A page may exceed this
+            limit by one message. A page may also exceed it if its messages are larger than the
+            messages of the page before.
     """
 
     def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
@@ -189,7 +190,7 @@ class PartReader:
     def _read_at_once(
         self, part: HeldPart, after: int, count: int
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
-        """Read ids and records in one step, because a first read did not find all records.
+        """Read ids and records in one step, because the first read did not find all records.
 
         Return None if the query no longer has the messages, or if their records are lost.
         """
@@ -199,7 +200,7 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return as many of the first records as fit into the page, and their number."""
+        """Return the first records that fit into the page, and their number."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])

@@ -1,11 +1,11 @@
-"""Commands of queries, stages and sinks.
+"""The Lua scripts of queries, stages and sinks.
 
-A query takes messages into its log, which numbers them. Readers may receive these messages as often
-as needed. When a batch is done, the query settles or rejects its messages. `lua/lib/query.lua`
+A query takes messages into its log, which numbers them. Readers may read these messages as often as
+they need. When a batch is done, the query settles or rejects its messages. `lua/lib/query.lua`
 explains how queries are stored.
 
-A stage stores messages that no consumer sees until they are published. A sink records which batches
-of a query have been published.
+A stage stores messages that consumers cannot receive until the stage is published. A sink records
+which batches of a query have been published.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; equal to FAR i
 
 
 class QueryLog(NamedTuple):
-    """The reply to the scripts query_take, query_renew, query_again and query_release."""
+    """Reply of the scripts query_take, query_renew, query_again and query_release."""
 
     # Messages of the requested batch that the query holds; query_release: messages given back.
     held: int
@@ -57,7 +57,7 @@ class QueryLog(NamedTuple):
 
 
 class QueryPage(NamedTuple):
-    """The reply to the script `query_read`, in columns."""
+    """Reply of the script `query_read`, in columns."""
 
     after: int  # number before the first member
     members: bytes  # MEMBER_BYTES each
@@ -68,7 +68,7 @@ class QueryPage(NamedTuple):
 
 
 class QuerySettleReply(NamedTuple):
-    """The reply to the scripts query_settle and query_reject."""
+    """Reply of the scripts query_settle and query_reject."""
 
     settled: int  # or rejected
     left: int  # ids of the batch left in the log; query_reject: ids that left the log
@@ -88,7 +88,7 @@ def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return the ms until another owner's time ends, and the name of this owner."""
+    """If another driver owns the query, return the ms until its ownership ends, and its name."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 
@@ -115,7 +115,7 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Take messages of a slot into the log. `most_bytes` limits their size; 0 means no limit."""
+    """Add messages of a slot to the query's log. `most_bytes` limits their size; 0 is no limit."""
     return Command(
         script_loader.load("query_take"),
         (
@@ -136,11 +136,11 @@ def query_renew(
     owns: bool = True,
     report: bytes = b"",
 ) -> Command[QueryLog]:
-    """Renew the lease of a query, and count the messages of a batch that the query holds.
+    """Renew the lease of a query, and count the messages of a batch that the query has in flight.
 
-    The ownership is stored in the first slot of a topic. With `owns`, the call renews the
-    ownership. In other slots, the call only records that an earlier owner no longer has the slot.
-    `report` is stored for query_inspect. If `report` is b"", the previous report is kept.
+    The first slot of a topic stores who owns the query. With `owns`, the call renews the ownership.
+    In other slots, the call only records that an earlier owner no longer has the slot. RMQ stores
+    `report` for query_inspect. b"" keeps the previous report.
     """
     return Command(
         script_loader.load("query_renew"),
@@ -168,7 +168,7 @@ def encode_report(report: Mapping[str, int] | None) -> bytes:
 
 
 def read_report(text: bytes) -> dict[str, int]:
-    """Decode the figures of a report. Return an empty dict if there is no valid report."""
+    """Decode the figures of a report. Return an empty dict if the report is not valid."""
     try:
         found = json.loads(text)
     except UNREADABLE:
@@ -191,10 +191,10 @@ def query_read(
     records: bool = True,
     bytes_read: int = 0,
 ) -> Command[QueryPage]:
-    """Return a page of the messages that a query holds, and record that a reader received them.
+    """Return a page of the messages of a query, and record that a reader received them.
 
-    If `records` is set, the records are also returned. `bytes_read` is the number of bytes that the
-    caller has read. query_settle returns the sum for all readers.
+    If `records` is set, the call also returns the records. `bytes_read` is the number of bytes that
+    the caller has read. query_settle returns the sum for all readers.
     """
 
     def parse(reply: list[Any]) -> QueryPage:
@@ -213,21 +213,21 @@ def query_read(
 
 
 def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes | None]]:
-    """Read the records of messages with a plain command. A script would cost twice as much."""
+    """Read the records of messages with a plain command, which costs half as much as a script."""
     return Command(script_loader.plain("HMGET"), (keys.records,), members, list)
 
 
 def query_settle(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
 ) -> Command[QuerySettleReply]:
-    """Settle the messages that a query holds in a slot, up to a number.
+    """Settle the messages of a query in one slot, up to a number.
 
     Args:
         context: Context of the topic.
         keys: Keys of the slot.
         lease: Lease of the query.
-        since: Number after which the batch begins. Earlier messages are settled only if the query
-            holds them.
+        since: Number after which the batch starts. Earlier messages are settled only if the query
+            still has them.
         upto: Last number of the batch.
         limit: Maximum number of messages of the call.
     """
@@ -275,7 +275,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make dead letters of a query's messages in a slot, up to a number."""
+    """Make the query's messages in one slot dead letters, up to a number."""
     return Command(
         script_loader.load("query_reject"),
         (
@@ -289,12 +289,12 @@ def query_reject(
 
 
 class Failing(NamedTuple):
-    """A single message of a batch, which failed.
+    """A message of a batch that failed.
 
     Attributes:
         number: Number in the query's log.
         member: Name of the message in Redis.
-        error: Error that is stored with the message.
+        error: Error that RMQ stores with the message.
         wait_ms: Time until the retry, in ms, or None for the topic's policy.
     """
 
@@ -307,7 +307,7 @@ class Failing(NamedTuple):
 def query_fail(
     context: TopicContext, keys: SlotKeys, run: str, failing: Sequence[Failing], retry: bool
 ) -> Command[str]:
-    """Fail messages that a query holds in a slot. The messages must be sorted by number.
+    """Fail messages that a query has in flight in one slot. The messages must be sorted by number.
 
     With `retry`, the messages go back to the queue. Without it, they become dead letters. Return a
     character for each message: `r` (to be retried), `d` (a dead letter), `R` or `D` (failed by an
@@ -332,7 +332,7 @@ def query_fail(
 
 
 def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
-    """Return the number of messages that a query holds in a slot, and the query's owner."""
+    """Return how many messages a query has in flight in one slot, and the query's owner."""
     return Command(
         script_loader.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
@@ -344,7 +344,7 @@ def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
 
 
 class PublishReply(NamedTuple):
-    """The reply to the script `publish`."""
+    """Reply of the script `publish`."""
 
     left: int  # elements that remain in the stage
     stored: int
@@ -356,7 +356,7 @@ PUBLISH_PAUSED = PublishReply(-1, 0, 0, 0)  # sends are paused, and nothing was 
 
 
 class SinkReply(NamedTuple):
-    """The reply to the script `sink_begin`."""
+    """Reply of the script `sink_begin`."""
 
     state: str  # new, open, done
     batch: int = 0
@@ -371,7 +371,7 @@ def stage_push(
     entry: Sequence[bytes | int],
     rests: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Append an entry to a stage. Return the new number of elements."""
+    """Append an entry to a stage. Return the new number of entries."""
     return Command(
         script_loader.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
@@ -383,7 +383,7 @@ def stage_push(
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
     """Keep a stage for some time.
 
-    If the time is 0, delete the stage. The call fails if the stage does not have `length` elements.
+    If the time is 0, delete the stage. The call fails if the stage does not have `length` entries.
     """
     return Command(
         script_loader.load("stage_keep"),
@@ -429,9 +429,9 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Record the stages of a batch, unless stages were recorded before.
+    """Record the stages of a batch, unless an earlier call recorded stages.
 
-    If `stages` is b"", only read the recorded stages.
+    If `stages` is b"", the call only reads the recorded stages.
     """
     return Command(
         script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply

@@ -1,4 +1,4 @@
-"""Read the queries of all topics for `/metrics`: their messages and their drivers' reports."""
+"""The background work of `rmq server` that reads the queries of all topics for `/metrics`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _Look(NamedTuple):
 class Queries(SurveyedService):
     """Reads the queries of all topics each time that the server has read all counts.
 
-    A topic without queries and without messages in flight costs no extra command. A new query is
-    found when it takes its first message, or within ten minutes.
+    A topic without queries and without messages in flight costs no extra command. The server finds
+    a new query when the query takes its first message, or within ten minutes.
 
     Attributes:
         held: Queries by topic. Topics without queries are omitted.

@@ -1,8 +1,9 @@
-"""A stage: messages stored outside of all queues, to be published together or not at all.
+"""A stage stores messages outside of all queues, to publish them together or not at all.
 
-Stages are for jobs such as Spark's, whose tasks run in many processes, fail and are repeated. Each
-attempt of a task writes into its own stage, and one process publishes the stages of the successful
-attempts. With a query and a batch number, a batch is published once, even if the call is repeated.
+Stages are for engines such as Spark, whose tasks run in many processes, fail and are repeated. Each
+attempt of a task writes into its own stage. Then one process publishes the stages of the successful
+attempts. If you pass a query and a batch number, RMQ publishes the batch once, even if you repeat
+the call.
 """
 
 from __future__ import annotations
@@ -88,17 +89,17 @@ def flows_of(
 
 
 class StageBase:
-    """The content of a stage: base class of the async and the blocking stage."""
+    """Shared code of `Stage` and `AsyncStage`."""
 
     def __init__(self, flows: stage_flows.StageFlows) -> None:
         self._flows = flows
 
     @property
     def staged(self) -> StageContent:
-        """The stage's content, for `Topic.publish` or `Topic.discard`.
+        """The content of the stage. Pass it to `Topic.publish` or `Topic.discard`.
 
         Raises:
-            StageLost: A push has failed, possibly half-way.
+            StageLost: A push has failed, and may have stored some of its messages.
         """
         return self._flows.staged
 
@@ -120,8 +121,8 @@ class AsyncStage(StageBase):
     async def push(self, messages: Iterable[Outgoing]) -> int:
         """Check, encode and store messages. Return the number of messages in the stage.
 
-        Pass many messages at a time: up to 1000 messages of a slot are stored together. After an
-        error the stage can no longer be used. Discard the stage, and write another one.
+        Pass many messages at a time, because up to 1000 messages of a slot are stored together.
+        After an error, you can no longer use the stage. Discard it, and write another stage.
 
         Raises:
             RMQError: A message cannot be sent, as in `AsyncTopic.send_many`.
@@ -142,9 +143,9 @@ class AsyncStage(StageBase):
     ) -> int:
         """Store messages that are given as columns. Return the number of messages in the stage.
 
-        This method is much faster than `push`. Pass some thousands of messages at a time. Messages
-        without a slot basis are spread evenly over the slots. A column has one value for each body.
-        None leaves the field unset.
+        This method is much faster than `push`. Pass some thousands of messages at a time. RMQ
+        spreads messages without a slot basis evenly over the slots. A column has one value for each
+        body. None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return await self._run(self._flows.push_bodies(bodies, columns))

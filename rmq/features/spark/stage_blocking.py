@@ -25,8 +25,8 @@ class Stage(StageBase):
     def push(self, messages: Iterable[Outgoing]) -> int:
         """Check, encode and store messages. Return the number of messages in the stage.
 
-        Pass many messages at a time: up to 1000 messages of a slot are stored together. After an
-        error the stage can no longer be used. Discard the stage, and write another one.
+        Pass many messages at a time, because up to 1000 messages of a slot are stored together.
+        After an error, you can no longer use the stage. Discard it, and write another stage.
 
         Raises:
             RMQError: A message cannot be sent, as in `Topic.send_many`.
@@ -47,9 +47,9 @@ class Stage(StageBase):
     ) -> int:
         """Store messages that are given as columns. Return the number of messages in the stage.
 
-        This method is much faster than `push`. Pass some thousands of messages at a time. Messages
-        without a slot basis are spread evenly over the slots. A column has one value for each body.
-        None leaves the field unset.
+        This method is much faster than `push`. Pass some thousands of messages at a time. RMQ
+        spreads messages without a slot basis evenly over the slots. A column has one value for each
+        body. None leaves the field unset.
         """
         columns = columns_of(priorities, slot_bases, headers, types, groups)
         return self._run(self._flows.push_bodies(bodies, columns))

@@ -1,10 +1,10 @@
-"""Stages: messages that are stored outside of all queues and published together later.
+"""Stages: store messages outside of all queues, and publish them together later.
 
-Staged messages are checked, encoded and given ids as in a send, but no consumer sees them.
-Publishing moves entries, which are batches of staged messages, to their queue. The script that
-moves an entry removes it from the stage in the same step. So an interrupted publish continues where
-it stopped, and no message is published twice. A batch of a query is published only once. See
-`lua/publish.lua` and `lua/queries/sink_begin.lua`.
+RMQ checks and encodes staged messages and gives them ids, as in a send, but consumers cannot
+receive them. An entry is a batch of staged messages. A script moves an entry to its queue and
+removes it from the stage in the same step. So an interrupted publish continues where it stopped,
+and publishes no message twice. RMQ publishes a batch of a query only once. See `lua/publish.lua`
+and `lua/queries/sink_begin.lua`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 class StageContent(NamedTuple):
-    """The content of a stage. It can be pickled, so that another process can publish it.
+    """The content of a stage. You can pickle it, so that another process can publish it.
 
     Attributes:
         name: Name of the stage.
-        lengths: Number of elements by slot.
+        lengths: Number of entries by slot.
         messages: Number of messages.
         topic: Topic of the messages. Empty for the topic whose `publish` is called.
     """
@@ -82,8 +82,8 @@ class PublishResult(NamedTuple):
 
     Attributes:
         stored: Number of messages added.
-        duplicates: Number of messages that were not added, because a message with the same id
-            exists or existed.
+        duplicates: Number of messages that were not added, because RMQ has or had a message with
+            the same id.
         merged: Number of messages merged into a waiting message.
     """
 
@@ -106,18 +106,18 @@ def _ready(context: TopicContext) -> Flow[Settings]:
 
 
 def _entry_max(settings: Settings) -> int:
-    """Return the maximum number of messages in an entry, which must fit into its slot."""
+    """Return the maximum number of messages in an entry. An entry must fit into its slot."""
     most = settings.call_max
     return min(most, -(-settings.max_length // settings.slots) or most)
 
 
 class StageFlows:
-    """The flows of a stage, for a single writer.
+    """Stores messages in a stage, and deletes the stage. Only one writer may use a stage.
 
     Args:
         context: Context of the topic.
         name: Name of the stage.
-        keep_ms: Time for which the stage is kept after its last push, in ms.
+        keep_ms: Time for which RMQ keeps the stage after its last push, in ms.
         late: Whether to accept messages whose due time passed more than a year ago.
     """
 
@@ -146,11 +146,11 @@ class StageFlows:
         return self._noting(self._push(self.staged, messages))
 
     def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
-        """Put messages, given as columns, into the stage. Return the stage's number of messages.
+        """Put messages, given as columns, into the stage. Return the number of messages in it.
 
         The result is the same as with `push`, but this method is much faster, because it creates no
-        message objects. Consecutive messages of a slot are a run. The first message of a run gets a
-        new id, and the ids of the other messages count up from this id.
+        message objects. Consecutive messages of a slot share one new id: the first message gets the
+        id, and the ids of the other messages count up from it.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 
@@ -267,7 +267,7 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
 def _with_headers(
     context: TopicContext, heads: list[bytes], data: list[bytes], columns: Columns
 ) -> tuple[list[bytes], list[bytes]]:
-    """Put headers, types and groups into records. Common values are encoded once."""
+    """Put headers, types and groups into records. Equal values are encoded once."""
     nothing = [None] * len(data)
     marked = zip(
         *(columns.get(name, nothing) for name in ("headers", "type", "group")), strict=True
@@ -298,7 +298,8 @@ def _with_headers(
 def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
     """Return the slot of each message.
 
-    Messages without a slot basis are spread over the slots in runs of consecutive messages.
+    Messages without a slot basis are spread over the slots. Consecutive messages often get the same
+    slot.
     """
     turns = chain.from_iterable(repeat(next(context.spread), turn) for _ in repeat(None))
     if bases is None:
@@ -330,11 +331,11 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages whose records begin with the same bytes. Their ids follow the id `first`."""
+        """Add messages whose records start with the same bytes. `first` is the id of the first."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages whose records begin with the same four bytes. Give each message an id."""
+        """Add messages whose records start with the same four bytes. Give each message an id."""
         made = ids.make(slot, self._check)[0]
         self._stamp = max(self._stamp, int.from_bytes(made[:8], "big"))
         self.add_alike(slot, head, self._stamp.to_bytes(8, "big") + self._random, rests)
@@ -362,7 +363,7 @@ def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Delete stages. If a query has begun to publish a batch, the stages of this batch are kept."""
+    """Delete stages, but not the stages of a batch that a query has started to publish."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -445,11 +446,12 @@ def publish_once(
     timeout: float,
     callers: tuple[str, ...] = (),
 ) -> Flow[PublishResult]:
-    """Publish a batch of a query, unless it was already published.
+    """Publish a batch of a query, unless the batch was already published.
 
-    If an earlier call has begun to publish the batch, this call continues with the stages of the
-    earlier call and deletes the given stages. The topic of the context records the stages of all
-    topics. Each other topic records its own stages in the same way, so no stage is published twice.
+    If an earlier call has started to publish the batch, this call continues with the stages of the
+    earlier call. It deletes the given stages. The topic of the context records the stages of all
+    topics. Each other topic records its own stages in the same way, so that no stage is published
+    twice.
     """
     if context.name in callers:
         raise InvalidValue(
