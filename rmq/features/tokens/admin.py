@@ -1,4 +1,4 @@
-"""Tokens for the HTTP API and the console of `rmq server`."""
+"""The operations of `Admin` on tokens for the HTTP API and the console of `rmq server`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncTokenAdmin(AsyncAdminPart):
-    """Operations on tokens."""
+    """Creates, lists and revokes tokens."""
 
     async def token_create(
         self,
@@ -22,14 +22,14 @@ class AsyncTokenAdmin(AsyncAdminPart):
         expires: float | timedelta | None = None,
         topics: Iterable[str] = (),
     ) -> AccessToken:
-        """Create a token, and return it with its text, which Redis does not store.
+        """Create a token. Return the token with its text, which Redis does not store.
 
         Args:
             name: Name of the token: 1 to 128 characters of A-Z a-z 0-9 . _ -
             role: "producer" (sends), "consumer" (receives and settles), "viewer" (reads),
                 "operator" (also sends, redrives, pauses and cancels) or "admin" (all operations).
             sees_bodies: Whether a viewer may see bodies of messages.
-            expires: Lifetime, in seconds or as a timedelta. Default: until the token is revoked.
+            expires: Lifetime, in seconds or as a timedelta. Default: until you revoke the token.
             topics: Names of the topics of a producer or a consumer, 1 to 100. In a name, * stands
                 for any text: "orders.*", or "*" for all topics. Other roles take no topics.
 
@@ -42,7 +42,7 @@ class AsyncTokenAdmin(AsyncAdminPart):
         )
 
     async def tokens(self) -> list[AccessToken]:
-        """Return all tokens by name, including expired tokens, without their text."""
+        """Return all tokens by name, without their text. Expired tokens are included."""
         return await self._run(flows.tokens(self._prefix))
 
     async def token_revoke(self, name: str) -> bool:

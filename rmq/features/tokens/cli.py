@@ -56,7 +56,7 @@ def _bodies(token: rmq.AccessToken) -> bool:
 def create(
     name: str, role: str, topics: tuple[str, ...], bodies: bool, expires: float | None
 ) -> None:
-    """Create the token NAME and print it once: Redis stores only its digest."""
+    """Create the token NAME and print it. Copy it now, because Redis stores only its digest."""
     common = common_options()
     with common.client() as client:
         made = client.admin.token_create(

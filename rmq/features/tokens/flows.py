@@ -1,11 +1,11 @@
 """Tokens of the HTTP API, and sessions of browsers.
 
-`rmq:tokens` contains the tokens by name. `rmq:tokens_used` contains the time of each token's last
-use. The two keys are separate, so that a server needs no right to write `rmq:tokens`.
+The hash `rmq:tokens` has the tokens by name. The hash `rmq:tokens_used` has the time of each
+token's last use. The two keys are separate, so that a server needs no right to write `rmq:tokens`.
 
-A session is a key that expires. The name of the key contains the SHA-256 of the browser's session
-id, so that a person who can read Redis cannot use the session. The module also stores the secret
-that servers share.
+A session is a key that expires. The name of the key has the SHA-256 of the browser's session id. So
+a person who can read Redis cannot use the session. This module also stores the secret that servers
+share.
 
 All flows are plain commands that are safe to repeat.
 """
@@ -29,7 +29,7 @@ _WHAT = "sessions"  # name of these flows in errors
 
 
 def session_store(prefix: str, digest: str, text: str, idle_ms: int) -> Flow[None]:
-    """Store a session. It expires when it was not used for `idle_ms`."""
+    """Store a session. It expires when the browser has not used it for `idle_ms`."""
     yield RawCommand(_WHAT, "SET", keys.session_key(prefix, digest), text, "PX", idle_ms)
 
 
@@ -69,7 +69,7 @@ def token_create(
     expires: Duration | None,
     topics: Iterable[str] = (),
 ) -> Flow[AccessToken]:
-    """Create a token, and return it with its text.
+    """Create a token. Return the token with its text.
 
     Raises:
         InvalidValue: The name is taken, the role is unknown, the topics are not valid, or there are
@@ -97,7 +97,7 @@ def token_create(
 
 
 def tokens(prefix: str) -> Flow[list[AccessToken]]:
-    """Return all tokens by name, including expired tokens, without their text."""
+    """Return all tokens by name, without their text. Expired tokens are included."""
     found = yield from _read(prefix)
     used: Mapping[bytes, bytes] = {}
     with suppress(ScriptFailed):  # another program wrote the key, so the last uses are unknown

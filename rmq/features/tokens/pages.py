@@ -1,4 +1,4 @@
-"""The page of tokens for the HTTP API and the console."""
+"""The console page of tokens for the HTTP API and the console."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def tokens(request: PageRequest) -> View:
 async def create(request: PageRequest) -> View:
     """Create a token. Only this response shows its text.
 
-    The token expires unless the user chooses "never", which is refused for an admin's token.
+    The token expires, unless the user chooses "never". The token of an admin must expire.
     """
     expires = request.form.get("expires", "").strip() or EXPIRES
     if expires == "never" and request.form.get("role", "") == Role.ADMIN:
