@@ -1,4 +1,4 @@
-"""List topics, read and change their settings, delete them, and count their messages."""
+"""The operations of `Admin` on topics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncTopicAdmin(AsyncAdminPart):
-    """Operations on a topic as a whole."""
+    """Lists, changes, pauses, resizes and deletes topics. Reads their counts."""
 
     async def topics(self) -> list[str]:
         """Return the sorted names of all topics."""
@@ -39,22 +39,21 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> Settings:
         """Change settings of a topic while it is in use. Return all its settings.
 
-        The scripts use the new settings immediately, also for waiting messages. Clients that use
-        the topic follow a change of `default_priority`, `max_body`, `expires`, `durability` and
-        `overflow` within 30 s. A running consumer or worker keeps its `lease`. Change the code of
-        your programs as well: a program that opens the topic with another value gets
-        SettingsMismatch.
+        Redis uses the new settings immediately, also for waiting messages. Clients that use the
+        topic follow a change of `default_priority`, `max_body`, `expires`, `durability` and
+        `overflow` within 30 s. A running consumer or worker keeps its `lease`. Also change the code
+        of your programs. A program that opens the topic with another value gets SettingsMismatch.
 
         Args:
             topic: Name of the topic.
             unless_changed: Settings that `settings` has returned. If the topic was changed, paused
                 or resumed since then, the call changes nothing.
-            settings: Settings as in `Client.topic`. `slots` and `groups` cannot be changed.
+            settings: Settings as in `Client.topic`. You cannot change `slots` and `groups`.
 
         Guarantee:
-            After an interruption, some slots have the old settings until this call is repeated, or
-            any program opens the topic. If two callers change a setting, the later value remains,
-            unless they pass `unless_changed`.
+            After an interruption, some slots (parts of the topic) have the old settings, until you
+            repeat this call or any program opens the topic. If two callers change a setting, the
+            later value remains, unless they pass `unless_changed`.
 
         Raises:
             InvalidValue, InvalidType: A setting cannot be changed, or the new value is not valid.
@@ -72,13 +71,13 @@ class AsyncTopicAdmin(AsyncAdminPart):
         With "receive", consumers, workers and queries of all programs receive nothing and wait. You
         can still settle messages in flight. Messages that fail, or whose lease expires, wait again.
 
-        With "send", calls that add a message raise TopicPaused: sends, merges, `publish`. Schedules
-        do not send. After the pause, their `catch_up` decides about missed times. The relay of an
-        outbox waits. Retries, rollbacks, staging, and redrives of the topic's own dead letters
-        continue.
+        With "send", calls that add a message (sends, merges, `publish`) raise TopicPaused.
+        Schedules do not send. After the pause, their `catch_up` decides about missed times. The
+        relay of an outbox waits. Retries, rollbacks, staging, and redrives of the topic's own dead
+        letters continue.
 
-        The pause is stored in Redis. A topic that is paused already keeps its pause. The call
-        returns the pause. If `verb` is "both", the call returns the pause of deliveries.
+        Redis stores the pause. If the topic is already paused, it keeps its first pause. The call
+        returns the pause. With "both", the call returns the pause of deliveries.
 
         Args:
             topic: Name of the topic.
@@ -87,9 +86,9 @@ class AsyncTopicAdmin(AsyncAdminPart):
             why: Reason of the pause, for display.
 
         Guarantee:
-            After this call returns, no message is delivered ("receive"), or no send is accepted
-            ("send"). If the call is interrupted, some slots are not paused until you repeat the
-            call, or until any program opens the topic.
+            After this call returns, RMQ delivers no message ("receive"), or accepts no send
+            ("send"). If the call is interrupted, some slots (parts of the topic) are not paused,
+            until you repeat the call or any program opens the topic.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -124,9 +123,10 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """Change the number of slots of a topic while it is in use. Return the progress.
 
         Messages stay in their slots with their ids. The new number of slots decides to which slot a
-        new message goes. A new message may wait for older messages with the same `slot_basis` in
-        another slot, until these are settled or dead. This call waits for the older messages. If it
-        is interrupted, repeat the call, or let a server (`rmq server`) finish the resize.
+        new message goes. Older messages with the same `slot_basis` may be in another slot. The new
+        message then waits until the older messages are settled or dead. This call waits for the
+        older messages. If the call is interrupted, repeat it, or let a server (`rmq server`) finish
+        the resize.
 
         Args:
             topic: Name of the topic.
@@ -135,14 +135,15 @@ class AsyncTopicAdmin(AsyncAdminPart):
                 would wait for.
             wait: Whether to wait for older messages. If False, a server or a later call finishes
                 the resize.
-            progress: Function that is called with (slots done, all slots) during the work.
+            progress: Function that RMQ calls as `progress(done, all)` during the work, with two
+                numbers of slots.
 
         Guarantee:
-            No message is lost or stored twice. Messages with the same `slot_basis` stay in order: a
-            message that is sent after the resize is not delivered before an earlier message that is
-            due. There are two exceptions. New messages do not wait for delayed messages. For
-            messages with your own id or a dedup key, and for merge keys and claims, RMQ always uses
-            the topic's first number of slots.
+            No message is lost or stored twice. Messages with the same `slot_basis` stay in order:
+            RMQ does not deliver a message that is sent after the resize before an earlier message
+            that is due. There are two exceptions. New messages do not wait for delayed messages.
+            For messages with your own id or a dedup key, and for merge keys and claims, RMQ always
+            uses the topic's first number of slots.
 
         Raises:
             InvalidValue: The number of slots is not allowed, or the topic has a limit or is
@@ -162,22 +163,23 @@ class AsyncTopicAdmin(AsyncAdminPart):
     ) -> DeleteResult:
         """Delete a topic permanently, with everything in it. Return its message counts.
 
-        Producers and consumers that have opened the topic get TopicVanished. They must open a new
-        topic with the same name again.
+        Producers and consumers that have opened the topic get TopicVanished. If you create a topic
+        with the same name, they must open it again.
 
         Args:
             topic: Name of the topic.
             force: Whether to delete the topic even if it contains messages, or has batches that are
                 not done.
             dry_run: Whether to only count the messages.
-            progress: Function that is called with (slots done, all slots) during the work.
+            progress: Function that RMQ calls as `progress(done, all)` during the work, with two
+                numbers of slots.
 
         Guarantee:
-            If the call is interrupted, either no client can open the topic, or sends stay paused
-            (by "topic_delete"). In both cases, repeat the call. If sends are paused, you can also
-            resume them. A slot is deleted completely or not at all. Without `force` no message is
-            deleted: sends raise TopicPaused while all slots are checked, and nothing is deleted if
-            a slot contains a message.
+            Without `force`, the call deletes nothing if the topic contains a message. Sends raise
+            TopicPaused while the call checks all slots (parts of the topic). A slot is deleted
+            completely or not at all. If the call is interrupted, repeat it. Until then, either no
+            client can open the topic, or sends are paused (by "topic_delete"). You can also resume
+            the sends.
 
         Raises:
             TopicNotEmpty: The topic contains messages or has batches that are not done, and `force`
@@ -187,20 +189,20 @@ class AsyncTopicAdmin(AsyncAdminPart):
         return await self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     async def stats(self, topic: str) -> dict[str, int]:
-        """Return the counts of a topic over all slots. `lua/topic/stats.lua` lists their names."""
+        """Return the counts of a topic. `lua/topic/stats.lua` lists their names."""
         return await self._run(stats.stats(self._context(topic)))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """Return the counts of each slot, with the names of `stats`."""
+        """Return the counts of each slot (part) of a topic, with the names of `stats`."""
         return await self._run(stats.stats_by_slot(self._context(topic)))
 
     async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
         """Count the messages of a topic that are due now, or become due within certain times.
 
         The counts include messages with a due time: delayed messages, messages that wait for other
-        messages to merge with, and waiting retries. They include messages that are due already, for
-        example if a pause or a limit holds them back. They do not include messages without a due
-        time: immediate messages, immediate retries, and held messages of groups.
+        messages to merge with, and waiting retries. A message that is already due also counts, for
+        example if a pause holds it back. The counts do not include messages without a due time:
+        immediate messages, immediate retries, and held messages of groups.
 
         Args:
             topic: Name of the topic.
@@ -208,11 +210,12 @@ class AsyncTopicAdmin(AsyncAdminPart):
                 Default: now, 1, 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 
         Returns:
-            A pair (within_s, messages) for each step, and a last pair with within_s None for all
-            later messages. Each message is counted once, in the first pair that fits.
+            A pair (within_s, messages) for each step. The last pair has within_s None and counts
+            all later messages. Each message counts once, in the first pair that fits.
 
         Guarantee:
-            The counts of one slot are from the same moment. Slots are read one after another.
+            The counts of one slot (part) of the topic are from the same moment. RMQ reads one slot
+            after another.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -227,12 +230,12 @@ class AsyncTopicAdmin(AsyncAdminPart):
         since: Duration | datetime = history.SINCE,
         step: Duration | None = None,
     ) -> list[Sample]:
-        """Return the figures of a topic over time, oldest first, as `rmq server` has stored them.
+        """Return the figures of a topic over time, oldest first. `rmq server` stores them.
 
         Args:
             topic: Name of the topic.
-            since: Start of the period: seconds or a timedelta before now, or an aware datetime.
-                Samples exist every 10 s for an hour, every minute for a day, and every ten minutes
+            since: Start of the period: seconds or a timedelta before now, or an aware datetime. RMQ
+                keeps a sample every 10 s for an hour, every minute for a day, and every ten minutes
                 for a week.
             step: Time between two samples, a multiple of 10 s. Default: 10 s for up to an hour, a
                 minute for up to a day, ten minutes for up to a week.

@@ -1,6 +1,6 @@
-"""List topics, read and change their settings, delete them.
+"""List topics, read and change their settings, pause, resume and delete them.
 
-To continue an interrupted change or deletion, run it again.
+To continue an interrupted change or deletion, call the function again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 
 
 class DeleteResult(NamedTuple):
-    """The messages of a deleted topic, or of a topic in a dry run.
+    """The message counts of a deleted topic, or of a topic in a dry run.
 
     Attributes:
         waiting: Number of waiting messages, including delayed messages.
@@ -68,8 +68,8 @@ def topic_set(
     `unless_changed` has the settings that the caller has read. If the topic has changed since then,
     the call changes nothing.
 
-    The topic's hash is changed first, then each slot. After an interruption, the remaining slots
-    are changed by the same call, or by the next client that opens or follows the topic.
+    The function first changes the topic's hash, then each slot. After an interruption, repeat the
+    call. A client that opens or follows the topic also changes the remaining slots.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -97,9 +97,8 @@ def topic_pause(
 ) -> Flow[Pause]:
     """Stop deliveries of a topic, or sends to it. Return the pause.
 
-    If the topic is paused already, the existing pause is kept and returned.
-
-    After an interruption, a repeated call continues the change, as with `topic_set`.
+    If the topic is already paused, it keeps its first pause, and the call returns this pause. After
+    an interruption, a repeated call continues the change, as with `topic_set`.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -119,7 +118,7 @@ def _pause_of(kept: Settings, verb: Verb) -> Pause | None:
 
 
 def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) -> Flow[Pause | None]:
-    """End pauses of a topic. Return the first of these pauses, or None.
+    """End pauses of a topic. Return the pause that ended, or None.
 
     After an interruption, a repeated call continues the change, as with `topic_set`.
 
@@ -161,10 +160,10 @@ def topic_delete(
 ) -> Flow[DeleteResult]:
     """Delete a topic. Return its message counts.
 
-    Unless the deletion is forced, sends are paused first, and no slot is deleted before all slots
-    were found empty. Then the topic is marked, so that no client can open it. Then each slot is
-    deleted in one step. Finally, RMQ deletes the keys that only a scan finds, and the topic itself.
-    After an interruption, run the deletion again.
+    Unless the deletion is forced, RMQ first pauses sends, and checks that all slots are empty. Then
+    RMQ marks the topic, so that no client can open it. Each slot is deleted in one step. Finally,
+    RMQ deletes the keys that only a scan finds, and the topic itself. After an interruption, call
+    the function again.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -231,7 +230,7 @@ def topic_delete(
 
 
 def _restore(context: TopicContext) -> Flow[None]:
-    """Undo a deletion that has begun: remove its mark, and create the deleted slots again."""
+    """Undo a deletion that has started: remove its mark, and create the deleted slots again."""
     yield from opening.write_slots(context)
     yield scripts.topic_close(context, context.identity, False)
 
@@ -262,11 +261,10 @@ def _has_objects(context: TopicContext) -> TopicNotEmpty:
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
 ) -> Flow[tuple[DeleteResult, bool]]:
-    """Delete slots, unless they have too many messages. Return the message counts.
+    """Delete slots, but stop at a slot with more than `most` messages. Return the message counts.
 
-    The deletion stops at a slot with more messages than the number in `most`. If `most` is None,
-    the messages are only counted. The result also says whether stored objects (offloaded bodies)
-    belong to a slot. Such a slot is not deleted.
+    If `most` is None, the function only counts the messages. The result also says whether stored
+    objects (offloaded bodies) belong to a slot. The function does not delete such a slot.
     """
     waiting = in_flight = dead = 0
     has_objects = False
@@ -291,7 +289,7 @@ def _delete_slots(
 def _delete_other_keys(context: TopicContext) -> Flow[int]:
     """Delete keys of queries, stages, claims, schedules, sinks and so on. Return their number.
 
-    The keys have no index, so SCAN walks all keys of the database, as in `Admin.sinks`.
+    The keys have no index. So the function uses SCAN to read the names of all keys of the database.
     """
     name = re.escape(context.name)
     stem = re.escape(context.prefix)

@@ -1,4 +1,4 @@
-"""Store samples of a topic, and read its history."""
+"""Store samples of a topic's counts, and read the samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Store readings of a topic's counts in the rings of its history.
+    """Store readings of a topic's counts. Return False if the topic is gone.
 
-    A ring is a history of fixed length that has one reading for each step of time. If several
-    readings are from the same step, only the last of them is stored. Return False if the topic is
-    gone.
+    RMQ keeps the samples in rings. A ring has a fixed length, and one reading for each step of
+    time. If several readings are from the same step, RMQ stores only the last of them.
     """
     places = {
         ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings
@@ -38,7 +37,7 @@ def read(
 
     Raises:
         TopicNotFound: The topic does not exist.
-        InvalidValue: There are more than 10 000 points, or the step is not a multiple of 10 s.
+        InvalidValue: There are more than 10 000 samples, or the step is not a multiple of 10 s.
     """
     yield from opening.ensure_open(context, create=False)
     now_ms = yield from _now_ms()

@@ -1,4 +1,4 @@
-"""Topics: list, create, change, resize, pause, delete and count them."""
+"""HTTP routes of topics: list, create, change, resize, pause, delete and count them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class TopicsQuery(Request):
 
 
 class SamplesQuery(Request):
-    """Period of samples: its start in seconds before now, and the step, a multiple of 10 s."""
+    """The period of the samples (seconds before now), and the time between two samples.
+
+    The time between two samples is a multiple of 10 s.
+    """
 
     since: Annotated[float, Meta(ge=10, le=604_800)] = 3600
     step: Annotated[int, Meta(ge=10, le=604_800)] | None = None
@@ -93,7 +96,7 @@ class Settings(Request):
     history: str | UnsetType | None = UNSET
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that were sent, as keyword arguments of `Client.topic`."""
+        """Return the settings in the request as keyword arguments for `Client.topic`."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in values.items() if value is not UNSET}
 
@@ -153,9 +156,9 @@ class Topic(Answer):
 
     Attributes:
         settings: Settings by name. Durations are in seconds; 0 means that the setting is off.
-        paused: Pause of deliveries, or null if there is none.
-        sends_paused: Pause of sends, or null if there is none.
-        resizing: Unfinished resize, or null if there is none.
+        paused: Pause of deliveries, or null.
+        sends_paused: Pause of sends, or null.
+        resizing: Unfinished resize, or null.
     """
 
     name: str
@@ -198,9 +201,8 @@ async def delete_topic(
     """Delete a topic permanently, with everything that belongs to it.
 
     `confirm` must be the name of the topic. A topic that contains messages, or has batches that are
-    not done, requires `force`.
-    `dry_run` counts the messages. If the request is interrupted, no client can open the topic until
-    you repeat the request.
+    not done, requires `force`. With `dry_run`, the request only counts the messages. If the request
+    is interrupted, no client can open the topic until you repeat the request.
     """
     check_confirm(query.confirm, path.topic)
     deleted = await context.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
@@ -209,10 +211,10 @@ async def delete_topic(
 
 @TABLE.patch("/topics/{topic}/settings", "changed", role=Role.ADMIN)
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
-    """Change settings of a topic while it is in use. `slots` and `groups` cannot be changed.
+    """Change settings of a topic while it is in use. You cannot change `slots` and `groups`.
 
     With the header If-Match, the request changes nothing if the settings, the pauses or the resize
-    of the topic have changed since its ETag was read.
+    of the topic have changed since you read its ETag.
     """
     read = None
     if_match = context.headers.get("If-Match", "*")
@@ -236,7 +238,7 @@ class Resized(Answer):
         after: Requested number of slots.
         waiting: Number of older messages, in former slots, that newer messages wait for.
         in_flight: Number of messages in flight in the former slots.
-        pending: Number of former slots that may still contain older messages. With 0 the resize is
+        pending: Number of former slots that may still contain older messages. With 0, the resize is
             finished.
     """
 
@@ -252,9 +254,9 @@ class Resized(Answer):
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is in use, or continue an interrupted change.
 
-    The server responds before the resize is finished: new messages of some slots wait for older
-    messages until `pending` is 0. The server continues the resize, and the topic's `resizing` shows
-    its progress.
+    The server responds before the resize is finished, and continues the resize. New messages of
+    some slots wait for older messages until `pending` is 0. The field `resizing` of the topic shows
+    the progress.
     """
     done = await context.admin.topic_resize(
         path.topic, body.slots, dry_run=body.dry_run, wait=False
@@ -272,10 +274,10 @@ class Paused(Answer):
 
 @TABLE.post("/topics/{topic}/pause", role=Role.OPERATOR)
 async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic) -> Paused:
-    """Stop every delivery of a topic, every send to it, or both, until it is resumed.
+    """Stop every delivery of a topic, every send to it, or both, until you resume the topic.
 
-    A topic that is paused already keeps its pause. If the request pauses both, the response has the
-    pause of deliveries.
+    If the topic is already paused, it keeps its first pause. If the request pauses both, the
+    response has the pause of deliveries.
     """
     pause = await context.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
     return show(pause, Paused)
@@ -284,7 +286,7 @@ async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic
 class Resumed(Answer):
     """The pause that was ended, or null.
 
-    If both pauses were ended, only the pause of deliveries is returned.
+    If both pauses were ended, the response has only the pause of deliveries.
     """
 
     was: Paused | None
@@ -298,7 +300,7 @@ async def resume_topic(context: RequestContext, path: TopicPath, body: ResumeTop
 
 
 class Stats(Answer):
-    """The counts of a topic over all slots. lua/topic/stats.lua lists their names."""
+    """The counts of a topic. lua/topic/stats.lua lists their names."""
 
     topic: str
     counts: dict[str, int]
@@ -311,7 +313,7 @@ async def get_stats(context: RequestContext, path: TopicPath) -> Stats:
 
 
 class SlotStats(Answer):
-    """The counts of each slot of a topic."""
+    """The counts of each slot (part) of a topic."""
 
     topic: str
     slots: list[dict[str, int]]
@@ -319,12 +321,12 @@ class SlotStats(Answer):
 
 @TABLE.get("/topics/{topic}/stats/slots")
 async def get_stats_by_slot(context: RequestContext, path: TopicPath) -> SlotStats:
-    """Count messages and events of each slot of a topic."""
+    """Count messages and events of each slot (part) of a topic."""
     return SlotStats(topic=path.topic, slots=await context.admin.stats_by_slot(path.topic))
 
 
 class DueCounts(Answer):
-    """Numbers of messages of a topic by due time. Messages without a due time are not counted."""
+    """Numbers of messages of a topic by due time. Messages without a due time do not count."""
 
     topic: str
     counts: list[DueCount]
@@ -338,7 +340,7 @@ async def get_due_counts(context: RequestContext, path: TopicPath) -> DueCounts:
 
 
 class Samples(Answer):
-    """The figures of a topic over time, oldest first, as servers have stored them."""
+    """The figures of a topic over time, as servers have stored them. The oldest is first."""
 
     topic: str
     samples: list[Sample]
@@ -374,9 +376,9 @@ class DueCount(Answer):
     """The number of messages that become due within a range of time.
 
     Attributes:
-        within_s: End of the range, in seconds from now. The range begins at the end of the previous
-            range. The value 0 counts messages that are due now. The value null counts messages that
-            are due after the end of the last range.
+        within_s: End of the range, in seconds from now. The range starts at the end of the previous
+            range. 0 counts messages that are due now. null counts messages that are due after the
+            last range.
         messages: Number of messages that are due within the range.
     """
 

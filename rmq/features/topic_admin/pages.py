@@ -1,4 +1,4 @@
-"""The overview of all topics, and a topic's pages: counts, slots, settings, resize, deletion."""
+"""Console pages of topics: the overview, counts, slots, settings, resize and deletion."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def overview(request: PageRequest) -> View:
 
 
 def _marks(found: Sequence[Any]) -> dict[str, dict[str, str]]:
-    """Return the titles and severities of problems by topic, worst topics first."""
+    """Return the titles and severities of problems by topic. The worst topics are first."""
     marks: dict[str, dict[str, str]] = {}
     for each in found:
         for topic in each.topics if each.severity in GRAVE else ():
@@ -219,7 +219,7 @@ def _settings_view(
 async def set_topic(request: PageRequest) -> View | Redirect:
     """Change the settings that the user has edited.
 
-    Changes that other users made meanwhile are kept.
+    Settings that other users changed at the same time keep their new values.
     """
     settings = await request.context.admin.settings(request.topic)
     values, found = settings.shown(), _form(settings)
@@ -316,7 +316,7 @@ async def resume(request: PageRequest) -> Redirect:
 
 @PAGES.get("/topics/{topic}/delete", Role.ADMIN)
 async def ask_delete(request: PageRequest) -> View:
-    """Show the effect of a deletion, and ask for the name of the topic."""
+    """Show what a deletion would delete, and ask the user for the name of the topic."""
     found = await request.context.admin.topic_delete(request.topic, force=True, dry_run=True)
     return View("delete.html", {"topic": request.topic, "found": found}, f"Delete {request.topic}")
 
@@ -331,7 +331,7 @@ async def delete(request: PageRequest) -> Redirect:
 
 
 def _form(settings: Settings) -> dict[str, str]:
-    """Return the settings in the form that people type: durations with a unit."""
+    """Return the settings in the form that people type. Durations have a unit."""
     values = settings.shown()
     durations = {
         name: format_duration(values[name]) if values[name] else "off" for name in DURATIONS

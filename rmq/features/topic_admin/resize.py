@@ -1,10 +1,12 @@
 """Change the number of slots of a topic while it is in use.
 
 No message moves to another slot. First, the topic's hash gets the new number of slots. Then each
-slot records its last message and gets a newer creation stamp. With the new stamp, it refuses sends
-that use the former number of slots. A new message may now go to another slot than older messages
-with the same `slot_basis`. The other slot delivers nothing until the older messages are gone. Any
-process can repeat every step. docs/decisions/0041-resize.md explains why.
+slot records its last message and gets a newer creation stamp. With the new stamp, the slot refuses
+sends that use the former number of slots.
+
+A new message may now go to another slot than older messages with the same `slot_basis`. This slot
+delivers nothing until the older messages are gone. Any process can repeat every step.
+docs/decisions/0041-resize.md explains why.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class ResizeResult(NamedTuple):
         after: Requested number of slots.
         waiting: Number of older messages in former slots. Newer messages wait for them.
         in_flight: Number of messages in flight in the former slots.
-        pending: Number of former slots that may still contain older messages. With 0 the resize is
+        pending: Number of former slots that may still contain older messages. With 0, the resize is
             finished.
     """
 
@@ -51,7 +53,7 @@ class ResizeResult(NamedTuple):
 
 @dataclass(slots=True)
 class Passes:
-    """How far the former slots have been read, so that a process can continue later.
+    """The progress of reading the former slots, so that a process can continue later.
 
     Attributes:
         since_ms: Start of the resize to which the progress belongs.
@@ -72,7 +74,7 @@ def topic_resize(
     Raises:
         TopicNotFound: The topic does not exist.
         TopicVanished: The topic is being deleted.
-        InvalidValue: The topic cannot be resized to this number. The topic was not changed.
+        InvalidValue: This number of slots is not possible. The topic was not changed.
     """
     check_int(slots, "slots", 1, 1024)
     yield from opening.open(context, create=False)
@@ -102,7 +104,8 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
     """Continue an unfinished resize, if there is one.
 
     Returns:
-        Number of former slots that may still contain older messages. With 0 the resize is finished.
+        Number of former slots that may still contain older messages. With 0, the resize is
+        finished.
 
     Raises:
         TopicNotFound: The topic does not exist.
@@ -235,12 +238,12 @@ def _await_messages(
     progress: Progress | None = None,
     rounds: int | None = None,
 ) -> Flow[int]:
-    """Release the slots that no longer need to wait.
+    """Let slots deliver again if they no longer need to wait for older messages.
 
-    Return how many slots may have older messages. To find older messages, the records of each slot
-    are read once, in pages. A page is read again until it has no older message, because older
-    messages never move to earlier pages. `rounds` is the maximum number of pages per slot, or None
-    for no limit.
+    Return how many slots may still have older messages. To find older messages, the function reads
+    the records of each slot once, in pages. It reads a page again until the page has no older
+    message. This is enough, because older messages never move to earlier pages. `rounds` is the
+    maximum number of pages per slot, or None for no limit.
     """
     resizing = _resizing(context)
     if resizing is None:
@@ -296,10 +299,10 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
     Args:
         context: Opened context of a topic that is being resized.
-        pages: Maximum number of pages to read. If they do not suffice, the result is True.
+        pages: Maximum number of pages to read. If more pages are needed, the result is True.
 
     Raises:
-        TopicVanished: A slot has not yet been switched to the new number of slots.
+        TopicVanished: A slot does not yet have the new number of slots.
     """
     resizing = _resizing(context)
     for slot in resizing.pending if resizing else ():
@@ -315,7 +318,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether the resize that began at the time in `since_ms` is unfinished."""
+    """Return whether the resize that started at the time in `since_ms` is unfinished."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms
@@ -329,10 +332,10 @@ def _resizing(context: TopicContext) -> Resizing | None:
 def _note_gone(
     context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
 ) -> Flow[None]:
-    """Record in the topic's hash which slots have no older messages, and let waiting slots deliver.
+    """Record which slots have no older messages, and let waiting slots deliver.
 
     `delivered` is the largest delivery number (`Delivery.fence`) in these slots. The waiting slots
-    continue with larger numbers, so the delivery number keeps growing for messages with the same
+    continue with larger numbers. So the delivery number keeps growing for messages with the same
     `slot_basis`.
     """
     while True:

@@ -1,4 +1,4 @@
-"""Commands that change, pause, resize and delete topics."""
+"""The Lua scripts that change, pause, resize and delete topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def topic_set(
 ) -> Command[TopicReply]:
     """Change settings of a topic. If `revision` is set, the topic must have this revision.
 
-    The state is -1 if the topic is missing or being deleted. The state is -2 if the topic has
+    The state in the reply is -1 if the topic is missing or being deleted. It is -2 if the topic has
     another revision.
     """
     return Command(
@@ -31,7 +31,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Store a sample of a topic's counts in its history. Return False if the topic is gone."""
+    """Store a sample of a topic's counts. Return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),
@@ -48,9 +48,9 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Record a pause of deliveries or sends.
+    """Store a pause of deliveries or sends.
 
-    The states in the reply are the same as for topic_set.
+    The state in the reply is the same as for topic_set.
     """
     return Command(
         script_loader.load("topic_pause"),
@@ -70,7 +70,7 @@ def topic_resume(
 
 
 class ResizeScanReply(NamedTuple):
-    """The reply to the script `resize_scan`."""
+    """Reply of the script `resize_scan`."""
 
     cursor: bytes  # next page; 0 at the end
     before: int  # number of older messages in the page

@@ -1,11 +1,11 @@
-"""The services of `rmq server` for topics: finish resizes, delete old data, store samples.
+"""The background work of `rmq server` for topics: finish resizes, delete old data, store samples.
 
 The server finishes a resize whose command was interrupted or killed. It deletes dead letters after
-the `dead_retention` of their topic, and logs and counts these deletions (`dead_dropped`). Without
+the `dead_retention` of their topic. It logs and counts these deletions (`dead_dropped`). Without
 this setting, a topic keeps its dead letters forever. The server also deletes expired messages of
 the trash, and expired temporary records of slots.
 
-Samples of the figures of all topics are stored for `Admin.samples` and the console.
+The server stores samples of the figures of all topics for `Admin.samples` and the console.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ EVERY_GOING_S = 1.0  # interval during a resize
 
 
 class Resizes(SurveyedService):
-    """Continues resizes: switches slots to the new number, and lets waiting slots deliver.
+    """Continues resizes: gives slots the new settings, and lets waiting slots deliver again.
 
-    A slot waits until no older messages exist. The server reads the counts of all topics regularly,
+    A slot waits until no older messages exist. The server regularly reads the counts of all topics,
     so it finds a resize at most 80 s after its start. A command may work on the same resize at the
     same time.
     """
@@ -89,7 +89,8 @@ WITHOUT_S = 1200.0  # time between two cleanups of other topics, for sessions an
 class Retention(SurveyedService):
     """Deletes old data.
 
-    Topics that have dead letters to delete are cleaned every minute, and other topics less often.
+    The server cleans a topic that has dead letters to delete every minute, and other topics less
+    often.
     """
 
     name = "retention"
@@ -125,9 +126,9 @@ SAMPLER_EVERY_S = 10.0
 class Sampler(SurveyedService):
     """Stores samples of the topics whose counts have changed since the last reading.
 
-    An idle topic costs one command in ten minutes. When the figures of a topic change, the previous
-    figures are stored as well. Otherwise, a change after idle minutes would look slow. If no server
-    runs for more than ten minutes, the history has a gap.
+    An idle topic costs one command in ten minutes. When the figures of a topic change, the server
+    also stores the previous figures. Otherwise a change after idle minutes would look slow. If no
+    server runs for more than ten minutes, the samples have a gap.
     """
 
     name = "sampler"

@@ -1,1 +1,1 @@
-"""`rmq topic` and `rmq stats`."""
+"""The commands `rmq topic` and `rmq stats`."""

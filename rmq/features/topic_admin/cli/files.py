@@ -1,6 +1,6 @@
-"""`rmq topic export` and `apply`: the definitions of topics as one file.
+"""The commands `rmq topic export` and `rmq topic apply`: definitions of topics in one file.
 
-A definition contains the settings of a topic and its schedules, but no messages, counts or pauses.
+A definition has the settings and the schedules of a topic, but no messages, counts or pauses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEDULE_DEFAULTS: dict[str, Any] = {
 def export(names: tuple[str, ...]) -> None:
     """Print the definitions of the topics NAME, or of all topics, as TOML for `rmq topic apply`.
 
-    A definition contains settings and schedules, but no messages and no pauses.
+    A definition has settings and schedules, but no messages and no pauses.
     """
     common = common_options()
     with common.client() as client:
@@ -83,7 +83,7 @@ def _toml(value: Any) -> str:
 
 
 def setting_value(name: str, value: Any) -> Any:
-    """Return a setting in the form that people write: durations with a unit."""
+    """Return a setting in the form that people write. Durations have a unit."""
     return (format_duration(value) if value else "off") if name in DURATIONS else value
 
 
@@ -113,7 +113,7 @@ def _defined(client: rmq.Client, name: str) -> dict[str, Any]:
 
 
 class _Change(NamedTuple):
-    """A difference between the file and Redis, and the function that applies it to Redis."""
+    """A difference between the file and Redis, and the function that changes Redis."""
 
     text: str
     make: Callable[[], object]
@@ -130,10 +130,10 @@ class _Change(NamedTuple):
 def apply(file: str, dry_run: bool, yes: bool) -> None:
     """Create and change topics as FILE defines them.
 
-    FILE has TOML or JSON, as `rmq topic export` prints. The command shows the differences first. It
-    creates missing topics, and changes settings and schedules that differ. Topics, settings and
-    schedules that FILE does not name are not changed. If a setting cannot be changed, nothing is
-    changed, and the exit code is 2.
+    FILE has TOML or JSON, as `rmq topic export` prints. The command first shows the differences.
+    Then it creates missing topics, and changes settings and schedules that differ. It does not
+    change topics, settings and schedules that FILE does not name. If a setting cannot be changed,
+    the command changes nothing, and the exit code is 2.
     """
     common = common_options()
     definitions = _read(Path(file))
@@ -179,7 +179,7 @@ def _read(path: Path) -> Definitions:
 
 
 def _changes(client: rmq.Client, definitions: Definitions) -> list[_Change]:
-    """Return the differences between the file and Redis. Mistakes are found first."""
+    """Check the file, and return the differences between the file and Redis."""
     known, changes = set(client.admin.topics()), list[_Change]()
     for name, values in definitions.items():
         try:

@@ -1,4 +1,4 @@
-"""`rmq topic ls`, and the counts of all topics for other lists."""
+"""The command `rmq topic ls`, and the counts of all topics for other lists."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dic
 def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
     """Read some topics, or all topics, in few round trips.
 
-    If a topic cannot be read, it has an error. If a topic was deleted after its name was listed, it
-    is omitted.
+    If a topic cannot be read, it has an error. If a topic is deleted during the call, it is
+    omitted.
     """
     from rmq.kernel.topic import overview as topics  # a large import that completion does not need
 
@@ -123,7 +123,7 @@ def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[
 
 
 def waiting(figures: dict[str, int]) -> int:
-    """Return the number of messages that may be delivered now."""
+    """Return the number of messages that consumers may receive now."""
     return figures["retries"] + figures["priority"] + figures["due"]
 
 

@@ -1,4 +1,4 @@
-"""`rmq stats`: counts of topics, once or repeatedly."""
+"""The command `rmq stats`, which shows the counts of topics."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _print(
 def per_second(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:
     """Return the events per second of each row.
 
-    If a topic was created again, its counts begin at 0.
+    If a topic was deleted and created again, its counts start at 0.
     """
     previous_by_key = {
         row_counts.get("topic", row_counts.get("slot")): row_counts for row_counts in before

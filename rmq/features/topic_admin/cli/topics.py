@@ -1,4 +1,4 @@
-"""`rmq topic`: create, change, delete, list and show topics."""
+"""The command `rmq topic`: create, change, delete, list and show topics."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def _without_none(given: dict[str, Any]) -> dict[str, Any]:
 def create(name: str, **given: Any) -> None:
     """Create the topic NAME. Default values are in [brackets].
 
-    Redis stores the settings. If the topic exists and has other settings, nothing is changed, and
-    the exit code is 2. `rmq topic set` changes settings.
+    Redis stores the settings. If the topic exists with other settings, the command changes nothing,
+    and the exit code is 2. `rmq topic set` changes settings.
     """
     common = common_options()
     with common.client() as client:
@@ -145,9 +145,9 @@ def set_settings(name: str, **given: Any) -> None:
     """Change settings of topic NAME while it is in use. Default values are in [brackets].
 
     Running programs use the new settings within 30 seconds. A consumer or worker keeps its lease
-    until it is restarted. If the code of a program has another value, RMQ refuses the program at
-    its start, so change the code as well. `rmq topic resize` changes slots, and groups cannot be
-    changed. If the command is interrupted, run it again.
+    until you restart it. If the code of a program has another value, RMQ refuses the program when
+    it starts, so change the code as well. `rmq topic resize` changes slots. You cannot change
+    groups. If the command is interrupted, run it again.
     """
     common = common_options()
     changes = _without_none(given)
@@ -172,7 +172,7 @@ def set_settings(name: str, **given: Any) -> None:
 
 
 def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
-    """Add the options that select what a pause stops."""
+    """Add the options that say whether a pause stops deliveries or sends."""
 
     def chosen(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given:
@@ -207,8 +207,8 @@ def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> N
     """Stop every delivery of topic NAME, or every send to it.
 
     With --receive, no consumer, worker or query gets messages until `rmq topic resume`, even after
-    a restart. Messages in flight may be settled. With --send, senders get TopicPaused, schedules
-    send nothing, and the relay of an outbox waits. Redrives continue. If the command is
+    a restart. Consumers can still settle messages in flight. With --send, senders get TopicPaused,
+    schedules send nothing, and the relay of an outbox waits. Redrives continue. If the command is
     interrupted, run it again.
     """
     common = common_options()
@@ -245,9 +245,9 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     SLOTS must be a multiple or a divisor of the present number. Stored messages stay in their
     slots, and only new messages go to the new slots. RMQ delivers new messages only after older
     messages with the same slot_basis are settled or dead. The command waits for the older messages.
-    If the command is interrupted, rmq server finishes the resize, or you run the command again.
-    Until then, new messages may wait. If the code of a program has another number of slots, RMQ
-    refuses the program at its start.
+    If the command is interrupted, run it again, or let rmq server finish the resize. Until then,
+    new messages may wait. If the code of a program has another number of slots, RMQ refuses the
+    program when it starts.
     """
     common = common_options()
     with common.client() as client:
@@ -325,7 +325,7 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
 
     Without --force, the command refuses a topic that has messages (exit code 6). You must type the
     name of the topic to confirm. Programs that use the topic get TopicVanished. If the command is
-    interrupted, no program can open the topic; run the command again.
+    interrupted, no program can open the topic. Run the command again.
     """
     common = common_options()
     with common.client() as client:
