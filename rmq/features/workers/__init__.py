@@ -1,1 +1,1 @@
-"""Worker processes, as they last reported."""
+"""Worker processes and their reports."""

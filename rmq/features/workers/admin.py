@@ -1,4 +1,4 @@
-"""List worker processes, and compute how many a topic needs."""
+"""The operations of `Admin` on worker processes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncWorkerAdmin(AsyncAdminPart):
-    """Operations on worker processes."""
+    """Lists worker processes, and computes how many a topic needs."""
 
     async def workers(self) -> list[WorkerStatus]:
-        """Return the worker processes of this prefix, by host and pid, as they last reported.
+        """Return the worker processes of this prefix, by host and pid, with their last reports.
 
-        A process reports when it starts and every 10 s. A stopped process is not listed. A dead
-        process is listed for up to 30 s, and its `heartbeat_age_s` grows.
+        A process reports when it starts and every 10 s. When a process stops, it leaves the list
+        immediately. A process that dies stays in the list for up to 30 s, and its `heartbeat_age_s`
+        grows.
         """
         return await self._run(flows.workers(self._prefix))
 
     async def workers_wanted(
         self, topic: str, min: int = 1, max: int | None = None
     ) -> WorkersWanted:
-        """Return how many worker processes a topic needs, and how this number was calculated.
+        """Return how many worker processes a topic needs, and how RMQ calculated this number.
 
-        An executor is a thread or task that runs a handler. By Little's law, busy executors =
-        arrival rate x mean run time + backlog x mean run time / time to work off the backlog. The
-        backlog is the number of messages that may be received now. The topic's `slo` sets the time
-        to work off the backlog, by default a minute. Processes = executors / executors of a
-        process. If a term is unknown, the result names it, and is at least the present number of
-        processes. This call starts no process.
+        An executor is a thread or task that runs a handler. RMQ uses Little's law:
+
+        needed executors = arrival rate x mean run time + backlog x mean run time / time for the
+        backlog
+
+        processes = needed executors / executors of one process
+
+        The backlog is the number of messages that consumers may receive now. The topic's `slo` sets
+        the time for the backlog, by default a minute. If a term is unknown, the result names the
+        term, and is at least the present number of processes. This call starts no process.
 
         Args:
             topic: Name of the topic.

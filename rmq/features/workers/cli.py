@@ -1,4 +1,4 @@
-"""`rmq worker ls`, `show` and `wanted`: worker processes, and how many a topic needs."""
+"""The commands `rmq worker ls`, `rmq worker show` and `rmq worker wanted`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
 
 
 def running(status: rmq.WorkerStatus) -> int:
-    """Return how many handlers a process runs."""
+    """Return how many handlers a process runs now."""
     return sum(handler.running for handler in status.handlers)
 
 
@@ -37,8 +37,9 @@ def list_workers(topic: str | None) -> None:
     """List the worker processes that use this Redis and prefix.
 
     RUNS is the number of running handlers, and OLDEST is the duration of the oldest run. SEEN is
-    the time since the last report; a process reports every 10 seconds. A process that stops is
-    removed from the list immediately. A dead process is removed 30 seconds after its last report.
+    the time since the last report. A process reports every 10 seconds. When a process stops, it
+    leaves the list immediately. A process that dies leaves the list 30 seconds after its last
+    report.
     """
     common = common_options()
     with common.client() as client:
@@ -134,10 +135,10 @@ def wanted(topic: str, min: int, max: int | None) -> None:
     """Compute how many worker processes TOPIC needs, and show the figures.
 
     An executor is a thread or task that runs a handler. Needed executors = arrivals per second x
-    mean run time + backlog x mean run time / time to work off the backlog. The backlog is the
-    number of messages that may be received now. The topic's slo sets the time to work off the
-    backlog; without an slo, this time is 60 seconds. Processes = needed executors / executors of a
-    process. The command also lists the figures that are unknown.
+    mean run time + backlog x mean run time / time for the backlog. The backlog is the number of
+    messages that consumers may receive now. The topic's slo sets the time for the backlog. Without
+    an slo, this time is 60 seconds. Processes = needed executors / executors of one process. The
+    command also lists the figures that are unknown.
     """
     common = common_options()
     with common.client() as client:

@@ -1,7 +1,7 @@
-"""Report the status of a worker process, remove it, and list all processes.
+"""Store the status of a worker process, remove it, and list all processes.
 
 Each process has a key that expires. A sorted set lists the processes. The score of a process is the
-time at which its key expires, by Redis' clock. All flows are plain commands that are safe to
+time at which its key expires, by the clock of Redis. All flows are plain commands that are safe to
 repeat. If a command of a report is lost, the next report replaces it.
 """
 
@@ -28,8 +28,8 @@ def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) 
     Args:
         prefix: First part of every key.
         worker: Id of the process.
-        write: Function that returns the status for a time of Redis' clock, in epoch ms.
-        keep_ms: Time until the status expires, unless it is stored again.
+        write: Function that returns the status. RMQ calls it with the time of Redis, in epoch ms.
+        keep_ms: Time until the status expires, unless the process reports again.
     """
     index = workers_key(prefix)
     now_ms = yield from server_ms(REPORT)
@@ -49,7 +49,7 @@ def forget(prefix: str, worker: str) -> Flow[None]:
 
 
 def forget_lapsed(prefix: str) -> Flow[list[str]]:
-    """Remove the ids of processes whose status has expired, and return the ids."""
+    """Remove the ids of processes whose status has expired. Return these ids."""
     now_ms = yield from server_ms(LIST)
     index = workers_key(prefix)
     lapsed: list[bytes] = yield RawCommand(

@@ -1,4 +1,4 @@
-"""Worker processes, as they last reported."""
+"""HTTP routes of worker processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TABLE = Table("server")
 
 
 class WorkerList(Answer):
-    """Worker processes, as they last reported."""
+    """Worker processes, with their last reports."""
 
     workers: list[WorkerStatus]
 
 
 @TABLE.get("/workers")
 async def list_workers(context: RequestContext) -> WorkerList:
-    """List worker processes, by host and pid, as they last reported."""
+    """List worker processes, by host and pid, with their last reports."""
     return WorkerList(workers=await context.admin.workers())
 
 
@@ -34,18 +34,18 @@ class WantedQuery(Request):
 
 
 class Wanted(Answer):
-    """How many worker processes a topic needs, and how this number was calculated.
+    """How many worker processes a topic needs, and how RMQ calculated this number.
 
     Attributes:
-        processes: Number of processes that are needed.
+        processes: Number of processes that the topic needs.
         running: Number of processes that handle the topic now.
         executors: arrival_per_s * run_s + backlog * run_s / work_off_s, or null if a term is
             unknown.
-        arrival_per_s: Messages that became ready per second. The larger of the rates in the last
-            minute and in the last five minutes. null if unknown.
+        arrival_per_s: Messages that became ready per second, in the last minute or in the last five
+            minutes. RMQ uses the larger rate. null if unknown.
         run_s: Mean time for which a message occupies an executor, or null if unknown.
-        backlog: Number of messages that may be received now.
-        work_off_s: Time in which the backlog is to be worked off.
+        backlog: Number of messages that consumers may receive now.
+        work_off_s: Time in which the workers should finish the backlog.
         executors_per_process: Executors of a process that handles the topic, or null if there is no
             such process.
         unknown: Unknown terms and assumptions. May be empty.

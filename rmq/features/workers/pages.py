@@ -1,4 +1,4 @@
-"""The page of workers: processes that run handlers, and their current runs."""
+"""The console page of worker processes and their current runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def workers(request: PageRequest) -> View:
 
 
 async def _leases(request: PageRequest, topics: set[str]) -> dict[str, float]:
-    """Return the leases of topics in seconds, without topics that cannot be read."""
+    """Return the leases of topics in seconds. Topics that cannot be read are omitted."""
     leases = {}
     for topic in topics:
         with suppress(RMQError):

@@ -34,7 +34,7 @@ PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
 
 
 class _MeanRun:
-    """The mean run time of a handler's deliveries. Recent runs have more weight."""
+    """The mean run time of a handler. Recent runs have more weight."""
 
     def __init__(self, at: float) -> None:
         self._at = at
@@ -46,8 +46,8 @@ class _MeanRun:
 
         Args:
             now: Time by the monotonic clock.
-            busy_s: Seconds for which runs have occupied threads or tasks since the start.
-            count: Number of deliveries that were run since the start.
+            busy_s: Total time of all runs since the start, in seconds.
+            count: Number of deliveries that ran since the start.
         """
         weight = 0.5 ** ((now - self._at) / HALF_S)
         self._busy_s = self._busy_s * weight + busy_s - self._seen[0]
@@ -103,7 +103,7 @@ class StatusReporter:
             log.exception("unexpected, while the status of this process was reported")
 
     def _write(self, keep_ms: int, at_ms: int) -> str:
-        """Return the report in its stored form."""
+        """Return the report in the form that Redis stores."""
         now = time.monotonic()
         handlers, runs = [], []
         for index, queue in enumerate(self._queues):
@@ -132,7 +132,7 @@ class StatusReporter:
         )  # fmt: skip
 
     def _cancelled_ms(self, index: int, delivery: InnerDelivery, now: float) -> int | None:
-        """Return the ms since the cancellation of a run was requested, or None if it was not."""
+        """Return how long ago the cancellation of a run was requested, in ms, or None."""
         cancellation = delivery.cancellation
         is_batch = bool(self._queues[index].handler.batch)  # a batch is not interrupted
         if is_batch or cancellation is None or not cancellation.is_set():
@@ -140,6 +140,6 @@ class StatusReporter:
         return max(0, round((now - cancellation.since) * 1000))
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Remove the report and end the thread. Wait at most `wait_s` seconds."""
+        """Remove the report and end the thread. Wait at most `wait_s` seconds for its end."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))

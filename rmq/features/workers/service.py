@@ -1,6 +1,6 @@
-"""The services of `rmq server` for workers.
+"""The background work of `rmq server` for workers.
 
-They remove dead processes from the list, and compute how many processes are needed.
+The server removes dead processes from the list, and computes how many processes are needed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EVERY_S = 30.0
 class WorkerRecords:
     """Removes the ids of processes that have not reported for half a minute.
 
-    Workers do this as well. A process that stops removes its own id, so a process without reports
-    was killed or cannot reach Redis.
+    Workers also do this. A process that stops removes its own id. So a process without reports was
+    killed, or it cannot reach Redis.
     """
 
     name = "worker_records"
@@ -35,7 +35,7 @@ class WorkerRecords:
         self._prefix = prefix
 
     def run_once(self) -> int:
-        """Remove from the list the processes whose report has expired. Return their number."""
+        """Remove the processes whose report has expired from the list. Return their number."""
         lapsed = self._transport.run(flows.forget_lapsed(self._prefix))
         for worker in lapsed:
             log.warning("worker %s has ended without a report, or cannot reach Redis", worker)
@@ -46,7 +46,7 @@ WANTED_EVERY_S = 15.0
 
 
 class Wanted(SurveyedService):
-    """Computes how many worker processes each topic needs, from the counts that the server reads.
+    """Computes how many worker processes each topic needs. It uses the counts of the server.
 
     Attributes:
         by_topic: Last result by topic. Each run replaces the dict.

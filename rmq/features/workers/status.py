@@ -1,7 +1,7 @@
-"""The status of a worker process: its handlers and its runs, as it last reported.
+"""The status of a worker process: its handlers and its runs, from its last report.
 
-Redis stores the status as JSON, with the time of the report by Redis' clock. All other times in the
-status are durations, so the clocks of workers and readers do not matter.
+Redis stores the status as JSON, with the time of the report by the clock of Redis. All other times
+in the status are durations, so the clocks of workers and readers do not matter.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class HandlerStatus:
         name: Name of the handler's function.
         concurrency: Maximum number of runs at a time.
         running: Number of runs at the time of the report.
-        in_flight: Number of deliveries that the process has for this handler: waiting, running,
-            or to be settled.
+        in_flight: Number of deliveries that the process has for this handler. They wait, run, or
+            are to be settled.
         counts: Number of deliveries since the start, by "received" and by each verb that settled
             them.
         run_s: Mean time for which a delivery occupies a thread or task. Recent runs have more
@@ -60,7 +60,7 @@ class HandlerRun:
         topic: Topic of the message.
         handler: Name of the handler's function.
         since: Start of the run.
-        seconds: Duration of the run at the time of the report.
+        seconds: Duration of the run until the report.
         cancelled_s: Seconds since the cancellation of the delivery was requested, or None. Always
             None for a batch, because a batch is not interrupted.
     """
@@ -75,7 +75,7 @@ class HandlerRun:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker process, as it last reported.
+    """A worker process, with its last report.
 
     Attributes:
         id: Id of the process, 8 hex digits.
@@ -86,10 +86,9 @@ class WorkerStatus:
         started: Start of the process.
         heartbeat_age_s: Seconds since the last report. This number keeps growing after the process
             has died.
-        expires_in_s: Seconds until the process is no longer listed, unless the process reports
-            again.
+        expires_in_s: Seconds until the process leaves the list, unless it reports again.
         handlers: Handlers of the process.
-        running: The oldest runs, at most 20. The entries of `handlers` have the numbers of all
+        running: The oldest runs, at most 20. Each entry of `handlers` has the number of all its
             runs.
     """
 
@@ -110,11 +109,12 @@ class WorkerStatus:
         return tuple(dict.fromkeys(handler.topic for handler in self.handlers))
 
     def long_runs(self, lease_s: Mapping[str, float]) -> list[HandlerRun]:
-        """Return runs that take far longer than usual: their handlers may hang.
+        """Return runs that take far longer than usual. Their handlers may hang.
 
-        A run is included if its time exceeds two limits: 10 times the mean, and the shorter of a
-        minute and the lease of its topic. If no run has ended yet, the lease is the only limit. A
-        run is also included if its cancellation was requested more than 10 s ago.
+        A run is included if it takes more than 10 times as long as the mean run, and more than a
+        minute. If the lease of the topic is shorter than a minute, the lease replaces the minute.
+        If no run has ended yet, the lease is the only limit. A run is also included if its
+        cancellation was requested more than 10 s ago.
 
         Args:
             lease_s: Lease of each topic in seconds. Runs of other topics are omitted.
@@ -144,13 +144,13 @@ def write_status(
     runs: list[tuple[str, int, int]],
     cancelled_ms: Sequence[int | None] = (),
 ) -> str:
-    """Return a report in its stored form.
+    """Return a report in the form that Redis stores.
 
     Args:
-        at_ms: Time of Redis' clock, in epoch ms.
+        at_ms: Time of Redis, in epoch ms.
         host, pid, process, version, handlers: Fields of `WorkerStatus`.
         age_ms: Time since the start of the process.
-        keep_ms: Time for which the report is kept.
+        keep_ms: Time for which Redis keeps the report.
         runs: For each run, id of the message, index of the handler, and age in ms.
         cancelled_ms: For each run, time since its cancellation was requested, or None.
     """
@@ -180,7 +180,7 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
     Args:
         worker: Id of the process.
         stored: Stored report.
-        now_ms: Time of Redis' clock, in epoch ms.
+        now_ms: Time of Redis, in epoch ms.
     """
     try:
         report: dict[str, Any] = json.loads(stored)

@@ -1,13 +1,13 @@
 """Compute how many worker processes a topic needs to deliver its messages in time.
 
-By Little's law, the number of busy executors (threads or tasks that run a handler) is arrivals per
-second times mean run time. A backlog needs additional executors, which work off the backlog in the
-time of the topic's `slo`, by default a minute. The number of processes is the sum of both, divided
-by the executors of a process.
+An executor is a thread or task that runs a handler. By Little's law, the number of busy executors
+is arrivals per second times mean run time. A backlog needs additional executors, which finish the
+backlog in the time of the topic's `slo`, by default a minute. The number of processes is the sum of
+both, divided by the executors of one process.
 
-Only messages that may be delivered now count. Delayed messages, messages that a pause or a limit
-holds back, and messages in flight do not count. The limits of Redis, databases or providers are not
-considered.
+Only messages that consumers may receive now count. Delayed messages, messages that a pause or a
+limit holds back, and messages in flight do not count. The calculation ignores the limits of Redis,
+databases or providers.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ WINDOW_LEAST_S = 10.0  # shortest period of an arrival rate
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted:
-    """How many worker processes a topic needs, and how this number was calculated.
+    """How many worker processes a topic needs, and how RMQ calculated this number.
 
     Attributes:
-        processes: Number of processes that are needed: executors / executors_per_process, rounded
-            up, within `min` and `max`. At least 1 while messages arrive, wait or are in flight.
+        processes: Number of processes that the topic needs: executors / executors_per_process,
+            rounded up, within `min` and `max`. At least 1 while messages arrive, wait or are in
+            flight.
         running: Number of processes that handle the topic now.
         executors: arrival_per_s * run_s + backlog * run_s / work_off_s, or None if a term is
             unknown.
-        arrival_per_s: Messages that became ready per second (sends and retries). The larger of the
-            rates in the last minute and in the last five minutes. None if unknown.
+        arrival_per_s: Messages that became ready per second (sends and retries), in the last minute
+            or in the last five minutes. RMQ uses the larger rate. None if unknown.
         run_s: Mean time for which a message occupies an executor. Recent runs have more weight.
             None if unknown.
-        backlog: Number of messages that may be received now.
-        work_off_s: Time in which the backlog is to be worked off.
+        backlog: Number of messages that consumers may receive now.
+        work_off_s: Time in which the workers should finish the backlog.
         executors_per_process: Executors of a process that handles the topic, or None if there is no
             such process.
         unknown: Unknown terms and assumptions. May be empty.
@@ -88,7 +89,7 @@ def wanted(
         slo: Objective of the topic, or None.
         now: Current figures.
         before: Figures of five minutes ago and of one minute ago, or None. The larger of the two
-            arrival rates is used. So an increase is noticed early, and a minute without arrivals
+            arrival rates counts. So RMQ notices an increase early, and a minute without arrivals
             does not reduce the result.
         workers: All processes. Processes that handle only other topics are ignored.
         low: Minimum of the result.
@@ -120,7 +121,7 @@ def processes(
     per_process: float | None,
     running: int,
 ) -> tuple[int, float | None, str]:
-    """Return the number of needed processes, the number of needed executors, and the unknown terms.
+    """Return the numbers of needed processes and executors, and the unknown terms.
 
     If a term is unknown, the result is at least the present number of processes.
     """
@@ -163,7 +164,7 @@ def _run_s(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
 
 
 def _executors(topic: str, workers: Sequence[WorkerStatus]) -> float | None:
-    """Return how many runs of the topic's handlers a process can have at a time, on average."""
+    """Return the mean number of executors that a process has for the topic."""
     concurrency = [
         handler.concurrency
         for worker in workers
