@@ -60,7 +60,7 @@ COMMANDS = {
     ),
     "batch": CommandEntry(
         "rmq.features.batches.cli:batch",
-        "List, show, close and cancel batches: messages that end together.",
+        "List, show, close and cancel batches of messages.",
     ),
     "signal": CommandEntry(
         "rmq.features.events.cli:signal",
@@ -76,7 +76,7 @@ COMMANDS = {
     ),
     "audit": CommandEntry(
         "rmq.features.audit.cli:audit",
-        "Report whether messages of TOPIC, or of any topic, were lost.",
+        "Report whether messages of TOPIC were lost.",
     ),
     "audit-trail": CommandEntry(
         "rmq.features.audit_trail.cli:audit_trail",
@@ -87,7 +87,7 @@ COMMANDS = {
     ),
     "offloaded": CommandEntry(
         "rmq.features.offloaded.cli:offloaded",
-        "Bodies outside of Redis (rmq.Offloaded): remove unused objects.",
+        "Remove unused objects of bodies that are stored outside of Redis (rmq.Offloaded).",
     ),
     "groups": CommandEntry(
         "rmq.features.groups.cli:groups",
@@ -99,11 +99,11 @@ COMMANDS = {
     ),
     "query": CommandEntry(
         "rmq.features.spark.cli:query",
-        "List queries that hold messages, such as Spark's, and release their messages.",
+        "List the queries of engines such as Spark, and release their messages.",
     ),
     "sink": CommandEntry(
         "rmq.features.spark.cli:sink",
-        "List or delete the records of queries that publish, such as Spark's.",
+        "List or delete the records of published batches of engines such as Spark.",
     ),
     "schedule": CommandEntry(
         "rmq.features.schedules.cli:schedule",

@@ -1,12 +1,12 @@
-"""The features, one folder each. Only the doctor imports other features.
+"""The features of RMQ, one folder for each. Only the doctor imports other features.
 
-A file name means the same in each folder:
+Files with the same name do the same work in each folder:
 
-scripts   builders, one for each Lua script
-flows     several steps, as generators
-admin     the verbs of `Admin`
-http      routes, with their requests and responses
+scripts   build the calls of Lua scripts
+flows     combine several scripts, as generators
+admin     operations of `Admin`
+http      routes of the HTTP API, with their requests and responses
 pages     pages of the console
 cli       commands
-service   work that `rmq server` does in the background
+service   background work of `rmq server`
 """
