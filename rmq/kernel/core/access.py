@@ -1,7 +1,8 @@
-"""Define who may do what over HTTP: roles, and tokens with a role.
+"""Define the roles and the tokens of the HTTP API.
 
-A token is `rmq_ID_SECRET`: an id of 8 characters, and 32 random bytes in hex. Redis stores only the
-SHA-256 of the secret. A plain hash is enough: 32 random bytes cannot be guessed.
+A token is `rmq_ID_SECRET`. The id has 8 characters, and the secret is 32 random bytes in hex. Redis
+stores only the SHA-256 of the secret. A plain hash is enough, because 32 random bytes cannot be
+guessed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
 
 
 class Role(StrEnum):
-    """The rights of a token's owner over HTTP.
+    """The rights that the owner of a token has over HTTP.
 
-    A producer sends to some topics, and a consumer receives and settles the messages of some
-    topics. Producers and consumers can do nothing else. A viewer reads, an operator also redrives,
-    pauses and cancels, and an admin creates, changes and deletes. An operator has the rights of a
-    viewer and of a producer. An admin has the rights of all roles.
+    A producer may send to some topics. A consumer may receive and settle the messages of some
+    topics. Producers and consumers may do nothing else.
+
+    A viewer may read. An operator has the rights of a viewer and of a producer, and may also
+    redrive, pause and cancel. An admin has the rights of all roles, and may also create, change and
+    delete.
     """
 
     PRODUCER = "producer"
@@ -44,7 +47,7 @@ class Role(StrEnum):
 
     @property
     def is_of_topics(self) -> bool:
-        """Whether a token with this role is limited to some topics."""
+        """Whether a token with this role may use only some topics."""
         return self in (Role.PRODUCER, Role.CONSUMER)
 
 
@@ -57,11 +60,12 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,128}")
 
 
 def check_patterns(topics: object, role: Role) -> tuple[str, ...]:
-    """Return the patterns of topics of a token.
+    """Check the topic names and patterns of a token, and return them.
 
     Raises:
-        InvalidType: The patterns are not a list of texts.
-        InvalidValue: A pattern is not valid, or the role needs patterns or permits no patterns.
+        InvalidType: The patterns are not a list of strings.
+        InvalidValue: A pattern is not valid, the role needs patterns, or the role permits no
+            patterns.
     """
     if isinstance(topics, str) or not isinstance(topics, Iterable):
         raise InvalidType(f"topics: {type(topics).__name__}; give a list of names or patterns")
@@ -82,7 +86,7 @@ def check_patterns(topics: object, role: Role) -> tuple[str, ...]:
 
 
 def matches(topic: str, patterns: Iterable[str]) -> bool:
-    """Return whether the name of a topic matches a pattern, in which * stands for any text."""
+    """Return whether a topic's name matches a pattern. In a pattern, * stands for any text."""
     return any(re.fullmatch(".*".join(map(re.escape, each.split("*"))), topic) for each in patterns)
 
 
@@ -100,10 +104,10 @@ def role_of(text: object) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """A token for the HTTP API and the console of `rmq server`, as it is stored in Redis.
+    """A token for the HTTP API and the console of `rmq server`.
 
     Attributes:
-        name: Unique name, for people.
+        name: Unique name, which people see.
         role: Rights of the token's owner.
         sees_bodies: Whether a viewer with this token may read bodies of messages.
         id: First part of the token's text.
@@ -113,10 +117,11 @@ class AccessToken:
         used_ms: Time of the last use, epoch ms, accurate to some minutes, or None if the token was
             never used.
         digest: SHA-256 of the secret, in hex.
-        text: The complete token, if it was just created. Otherwise empty, because Redis stores only
-            the digest.
-        topics: Names or patterns of the topics of a producer or a consumer. In a pattern, * stands
-            for any text. Empty for other roles, which are for all topics.
+        text: The complete token, directly after its creation. Later it is empty, because Redis
+            stores only the digest.
+        topics: Names or patterns of the topics that a producer or a consumer may use. In a pattern,
+            * stands for any text. Other roles may use all topics, so this list is empty for other
+            roles.
     """
 
     name: str
@@ -150,7 +155,7 @@ class AccessToken:
         return self.expires_ms is not None and now_ms >= self.expires_ms
 
     def pack(self) -> str:
-        """Return the text that Redis stores for the token."""
+        """Return the string that Redis stores for the token."""
         fields: list[object] = [
             self.role, self.sees_bodies, self.id, self.created_ms, self.expires_ms, self.digest,
         ]  # fmt: skip
@@ -177,9 +182,9 @@ def new_token(
 
 
 def unpack(name: bytes, packed: bytes) -> AccessToken:
-    """Read a token from its stored value.
+    """Read a token from the string that Redis stores.
 
-    If RMQ did not write the value, the result is an expired token.
+    If RMQ did not write this string, the result is a token that has expired.
     """
     known = name.decode(errors="replace")
     try:
@@ -196,7 +201,10 @@ def unpack(name: bytes, packed: bytes) -> AccessToken:
 
 
 def parts_of(text: str) -> tuple[str, str] | None:
-    """Return a token's id and the digest of its secret, or None if the text is not a token."""
+    """Return the id of a token, and the digest of its secret.
+
+    If the text is not a token, return None.
+    """
     match = _TEXT.fullmatch(text)
     return None if match is None else (match[1], digest_of(match[2]))
 

@@ -1,6 +1,6 @@
 """Define limits for the size of bodies, and the error for a body that is too large.
 
-A topic has its own limit, the setting `max_body`.
+Each topic also has a limit of its own, the setting `max_body`.
 """
 
 from rmq.errors import PayloadTooLarge

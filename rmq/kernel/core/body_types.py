@@ -1,12 +1,12 @@
 """Check a body, and convert it to the type in a handler's annotation.
 
-This module checks builtin types. It also converts the types that `rmq.kernel.core.forms` reads,
-such as dates, UUIDs, Enums, sets and dataclasses. This needs no other package. If pydantic or
-msgspec is installed, that package converts its own models and all other types of `typing`.
+This module needs no other package for builtin types, and for dates, UUIDs, Enums, sets, dataclasses
+and the other types of `rmq.kernel.core.forms`. If pydantic or msgspec is installed, that package
+converts its own models and all other types of `typing`.
 
-When an object is sent, its JSON form is immediately decoded again with the object's class
-(`plain_form`). If the result differs from the object, the send is refused. So a handler whose
-annotation is this class receives an equal object.
+When you send an object, RMQ writes it as JSON, and immediately reads the JSON back with the
+object's class (`plain_form`). If the result differs from the object, RMQ refuses the send. So a
+handler with this class as its annotation receives an equal object.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _to_json = json.JSONEncoder(ensure_ascii=False).encode
 def converter(annotation: Any) -> Converter | None:
     """Return a function that converts a body to the annotated type.
 
-    Return None if the annotation allows any body.
-
-    The function raises DecodeError for a body that does not have the type.
+    The function raises DecodeError for a body of another type. If the annotation allows any body,
+    `converter` returns None.
 
     Raises:
         InvalidType: No installed library can convert to this type.
@@ -145,12 +144,10 @@ def _union(wanted: list[Any]) -> Converter | None:
 
 
 def _inside(place: object, error: DecodeError) -> DecodeError:
-    """Return an error about a part of a body, with its position: `body['lines'][0]: ...`."""
     return DecodeError(f"body[{place!r:.60}]{str(error).removeprefix('body')}")
 
 
 def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
-    """Convert each member of a list or a map, if there is a converter."""
     converted = []
     for place, item in body:
         try:
@@ -280,11 +277,7 @@ def _named_tuple(wanted: Any) -> Converter:
 
 
 class _Object:
-    """Builds a dataclass, an attrs class or a TypedDict from a map. Unknown names are ignored.
-
-    Raises:
-        InvalidType: RMQ cannot read the type of a field, or the name of the type is not defined.
-    """
+    """Builds a dataclass, an attrs class or a TypedDict from a map, and ignores unknown names."""
 
     def __init__(self, wanted: type) -> None:
         self._wanted = wanted
@@ -344,9 +337,10 @@ def _with_decode_error(validate: Converter, wanted: Any) -> Converter:
 
 
 def _validated(by_value: Converter, by_json: Converter, wanted: Any) -> Converter:
-    """Return a function that validates a body as JSON if possible, otherwise as Python values.
+    """Return a function that validates a body as JSON if possible.
 
-    Strict models and pydantic's `Json` accept JSON only.
+    Strict models and pydantic's `Json` accept only JSON. If the body has no JSON form, the function
+    validates the Python value.
     """
 
     def validate(body: Any) -> Any:
@@ -380,7 +374,7 @@ def _by_msgspec(wanted: Any) -> Converter:
 
 
 def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
-    """Return the JSON form of a value, if the value's class reads an equal value from this form.
+    """Return the JSON form of a value, after a check that its class can read this form back.
 
     Args:
         value: Value to write.
@@ -388,8 +382,8 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
         read: The codec's reader.
 
     Raises:
-        TypeError, ValueError: The value has no JSON form, or its class reads a different value from
-            this form.
+        TypeError, ValueError: The value has no JSON form, or its class reads a different value
+            back.
     """
     plain = forms.to_builtins(value)
     kind: Any = type(value)
@@ -414,7 +408,6 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
 
 @lru_cache(1024)
 def _own_reader(kind: Any) -> Converter | None:
-    """Return the function that reads objects of a class, or None if the class has none."""
     if not forms.is_object(kind):
         return None
     try:
@@ -424,7 +417,6 @@ def _own_reader(kind: Any) -> Converter | None:
 
 
 def _difference(sent: Any, received: Any, place: str = "") -> str | None:
-    """Return the first position where the values differ, or None if the values are equal."""
     try:
         if sent is received or sent == received or sent != sent:
             return None
@@ -456,9 +448,9 @@ def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str 
 
 
 def _is_form_of(received: Any, sent: Any) -> bool:
-    """Return whether `received` is the JSON form of `sent`.
+    """Return whether the received value is the JSON form of the sent value.
 
-    A field of type Any receives the JSON form of the value that was sent.
+    A field of type Any receives this JSON form instead of the value.
     """
     for form in (_checked_form, _pydantic_form):
         with contextlib.suppress(Exception):  # it contains an object, or pydantic is missing

@@ -1,15 +1,17 @@
-"""Limit the number of simultaneous callers, and let several callers share a call.
+"""Limit the number of simultaneous callers, and combine their requests into one call.
 
-Each caller has a permit. The permit is free again when the caller has ended, even after an
-interruption. A call for several callers is like a group commit of a database. Up to FEW calls at a
-time are made immediately, each for one caller. If more callers arrive, or if the previous call was
-shared, a caller waits until no call is in progress. The first waiting caller then makes one call
-for all waiting callers, in the order of arrival. So the cost per caller is lower if there are many
-callers, and no delay has to be configured.
+A shared call is like the group commit of a database. If there are few callers, each caller makes
+its own call immediately: at most FEW calls at a time. A caller waits if there are more callers, or
+if the previous call was shared. When no call is in progress, the first waiting caller makes one
+call for all waiting callers, in the order of arrival. So each request costs less if there are many
+callers, and you need not configure a delay.
 
-Each caller gets an outcome of its own: its part of the result, an error, or APART. APART means that
-the caller must make a separate call. The rules are the same for threads and for tasks. Only the way
-in which a caller waits is different (`rmq.kernel.transport.flow.coalescing`).
+Each caller has a permit. The permit becomes free when the caller ends, even if an exception
+interrupts the caller.
+
+Each caller gets its own outcome: its part of the result, an error, or APART. APART means that the
+caller must make a separate call. The rules are the same for threads and for tasks. Only the way in
+which a caller waits is different (`rmq.kernel.transport.flow.coalescing`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ FEW = 4  # number of simultaneous calls that do not wait: sharing them would sav
 
 
 class Permit:
-    """A permit, in use until `free` is called or until Python frees this object.
+    """The right of one caller to make a call.
+
+    The permit is in use until you call `free`, or until Python deletes this object.
 
     Attributes:
         thread: Id of the thread that uses the permit, or 0 if no thread uses it.
@@ -47,7 +51,7 @@ class Permit:
         """Free the permit. Call this once for each `acquire`, and do not use the object afterwards.
 
         The next caller may get the same object. If an exception still refers to the object, the
-        permit stays in use.
+        permit remains in use.
         """
         if self.thread:
             self.thread = 0
@@ -57,10 +61,10 @@ class Permit:
 class Permits:
     """A fixed number of permits for threads or tasks.
 
-    A signal handler or a time limit may raise an exception between any two instructions of a
-    caller, even in its `finally`. Python then frees the Permit with the caller's frames, and the
-    callback of a weak reference makes room for another Permit. The callback is a C function, so
-    signals cannot interrupt it.
+    A signal handler or a time limit may interrupt a caller with an exception at any point, even in
+    its `finally` block. So Python frees the permit: Python deletes the caller's Permit object, and
+    a weak reference to this object then calls a function. The function is written in C, so a signal
+    cannot interrupt it.
 
     Args:
         size: Number of permits.
@@ -89,7 +93,6 @@ class Permits:
         return self._make()  # outside of the `except`, because the error would keep this frame
 
     def _make(self) -> Permit | None:
-        """Make a new permit, or return None if the number of permits is reached."""
         permit, made = Permit(threading.get_ident(), self._idle), self._made
         for number in range(self.size):
             if number not in made:
@@ -99,7 +102,7 @@ class Permits:
         return None
 
     def is_used_by(self, thread: int) -> bool:
-        """Return whether a thread uses a permit, or is acquiring or freeing a permit."""
+        """Return whether a thread has a permit, or is acquiring or freeing a permit."""
         idle = list(self._idle)
         for made in list(self._made.values()):
             permit = made()
@@ -116,7 +119,7 @@ class Permits:
 class Apart:
     """The type of the constant APART.
 
-    APART is the outcome of a caller that cannot share a call and must make a separate one.
+    A caller with the outcome APART cannot share a call, and must make its own call.
     """
 
     __slots__ = ()
@@ -129,7 +132,7 @@ class Caller:
     """A caller that waits for its part of a shared call.
 
     Args:
-        item: What this caller adds to the shared call, for example a message.
+        item: Item that this caller adds to the shared call, for example a message.
         size: Size of the item, bytes.
     """
 
@@ -162,8 +165,8 @@ class Coalescer:
         run: Function that makes one call for several items, and returns an outcome for each item.
             It usually returns a flow, which the transport runs.
         items_max: Maximum number of items in one call.
-        interrupted: Function that returns the error for waiting callers, if the caller that makes
-            the shared call is interrupted.
+        interrupted: Function that returns an error for the waiting callers. RMQ calls it when an
+            exception interrupts the caller that makes the shared call.
     """
 
     def __init__(
@@ -179,7 +182,7 @@ class Coalescer:
         self.start()
 
     def start(self, loop: Any = None) -> None:
-        """Reset to a state without callers, after a fork or for another event loop."""
+        """Forget all callers. Call this after a fork, or for another event loop."""
         self._generation = process.generation
         self.loop = loop
         self.permits = Permits(FEW)  # each permits one call
@@ -192,7 +195,7 @@ class Coalescer:
     def begin(self) -> Permit | None:
         """Return a permit to make a call now, or None if the caller must wait.
 
-        Callers that wait share one later call. Give the permit back with `end`.
+        Callers that wait will share one call. Give the permit back with `end`.
         """
         if self._generation != process.generation:
             self.start()
@@ -201,7 +204,7 @@ class Coalescer:
         return self.permits.acquire()
 
     def _is_in_a_crowd(self) -> bool:
-        """Return whether a call is in progress, so that a new caller must wait.
+        """Return whether a new caller must wait because a call is in progress.
 
         If no call is in progress, record that the next call has a single caller.
         """
@@ -221,7 +224,6 @@ class Coalescer:
             self._start_next()
 
     def _start_next(self) -> None:
-        """Start a call for the waiting callers, if no call is in progress."""
         while self.waiting and not self.permits:
             permit = self.permits.acquire()
             if permit is None:
@@ -239,10 +241,11 @@ class Coalescer:
         self._start_next()
 
     def take(self, callers: list[Caller]) -> None:
-        """Add as many waiting callers to a shared call as fit into it.
+        """Move waiting callers into a shared call until the call is full or no caller waits.
 
         Args:
-            callers: List to which the callers are added. Its first caller makes the call.
+            callers: List to which this method adds the callers. The first caller in the list makes
+                the call.
         """
         size = callers[0].size
         while len(callers) < self._items_max:
@@ -261,11 +264,11 @@ class Coalescer:
         self._note(len(callers))
 
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
-        """Set the error of a shared call as the outcome of its callers.
+        """Give the error of a shared call to its callers.
 
-        If the error is not an RMQError, it comes from a time limit or a signal handler in the
-        thread that made the call. The other callers then get an error which says that the call may
-        have been executed.
+        If the error is not an RMQError, a time limit or a signal handler has interrupted the thread
+        that made the call. The other callers then get an error which says that Redis may have
+        executed the call.
         """
         if not isinstance(error, RMQError):
             error = self.interruption(f" ({error!r:.200})")

@@ -1,9 +1,8 @@
-"""Write bodies as JSON (the default), msgpack or bytes, also compressed or encrypted.
+"""Encode and decode bodies: JSON (the default), msgpack or bytes, also compressed or encrypted.
 
-A codec encodes and decodes bodies. Each stored message has the number of the codec that wrote its
-body, so a consumer needs no configuration. If a body cannot be read, DecodeError is raised. There
-is no pickle codec. Custom codecs have the numbers 4 to 7. Installed packages list their codecs as
-entry points (`GROUP`).
+Each stored message has the number of its codec, so a consumer needs no configuration. If a codec
+cannot read a body, it raises DecodeError. There is no pickle codec. Custom codecs have the numbers
+4 to 7. Installed packages list their codecs as entry points (`GROUP`).
 
 See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
 `object_store` for bodies outside of Redis.
@@ -58,7 +57,7 @@ class BytesCodec:
     number = 0
 
     def encode(self, body: Any) -> bytes:
-        """Return the bytes of a bytes-like body. Any other body raises EncodeError."""
+        """Return a bytes-like body as bytes. Raise EncodeError for any other body."""
         if type(body) is bytes:
             return body
         if isinstance(body, bytes | bytearray | memoryview):
@@ -91,9 +90,9 @@ class MsgpackCodec:
     number = 2
 
     def encode(self, body: Any) -> bytes:
-        """Return a body as msgpack.
+        """Encode a body as msgpack.
 
-        If a part of the body cannot be written, EncodeError is raised and names this part.
+        If msgpack cannot write a part of the body, raise an EncodeError that names this part.
         """
         try:
             return _pack(body)
@@ -102,7 +101,7 @@ class MsgpackCodec:
             raise EncodeError(f"{found} cannot be written as msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Return the body. Invalid bytes and extension types raise DecodeError."""
+        """Decode a body. Raise DecodeError for invalid bytes and for extension types."""
         try:
             return _unpack(data)
         except _NOT_MSGPACK as error:
@@ -120,7 +119,7 @@ def load_installed() -> dict[str, str]:
     """Register the codecs of installed packages once.
 
     Returns:
-        Reason for each codec that cannot be used, by the codec's name.
+        A dict with the name of each codec that cannot be used, and the reason.
     """
     global _unloadable
     with _loading:
@@ -163,9 +162,11 @@ def by_number(number: int) -> Codec | None:
 class Compressed:
     """Writes bodies with another codec and compresses them if that makes them smaller.
 
-    Every consumer reads these bodies without configuration. A stored body begins with a byte that
-    is 16 * method + the number of the other codec. The methods are 0 (plain), 1 (zlib), 2 (zstd), 3
-    (encrypted) and 4 (offloaded). The data follow. A topic's `max_body` limits the stored bytes.
+    Every consumer reads these bodies without configuration. A topic's `max_body` limits the size of
+    the stored body.
+
+    The first byte of a stored body is 16 * method + the number of the other codec. The methods are
+    0 (plain), 1 (zlib), 2 (zstd), 3 (encrypted) and 4 (offloaded).
 
     Args:
         codec: Codec that writes the body first: "json", "msgpack", "bytes", or the name of a codec
@@ -178,7 +179,7 @@ class Compressed:
     Attributes:
         limit: Largest body before compression and after decompression, in bytes. For a message that
             collects several bodies (`merge="collect"`), the limit applies to the sum of its bodies.
-            The limit protects a consumer from a few bytes that expand to gigabytes. To change the
+            The limit protects a consumer from a small body that expands to gigabytes. To change the
             limit for the whole process, set it on the class, to less than 16 MiB.
 
     Raises:
@@ -200,12 +201,12 @@ class Compressed:
         return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Write the body, compressed if that makes it smaller.
+        """Encode the body, and compress it if that makes it smaller.
 
         Raises:
             EncodeError: The other codec cannot write the body.
-            PayloadTooLarge: The body is over `limit` before compression, so no consumer could read
-                the body.
+            PayloadTooLarge: The body is larger than `limit` before compression, so no consumer
+                could read it.
         """
         data, how = self._inner.encode(body), PLAIN
         if len(data) > self.limit:
@@ -222,8 +223,8 @@ class Compressed:
         """Read a plain, compressed or encrypted body.
 
         Raises:
-            DecodeError: The body would be larger than `limit`, is damaged, has an unknown
-                compression, or this process does not have its key.
+            DecodeError: The decompressed body would be larger than `limit`, the body is damaged, or
+                its compression is unknown. Or this process does not have the key of the body.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
         return decode(codec.number, plain_bytes)
@@ -231,8 +232,8 @@ class Compressed:
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
         """Decompress a body. Return the codec that wrote it, and the decompressed bytes.
 
-        If the decompressed bytes would exceed `max_bytes`, DecodeError is raised, or with `cut`,
-        the bytes are cut to this size.
+        If the body is larger than `max_bytes` after decompression, raise DecodeError. If `cut` is
+        True, return only the first `max_bytes` bytes instead.
         """
         data = _decrypted(data)
         if not data:
@@ -266,12 +267,7 @@ NO_COPY = (
 
 
 def _decrypted(data: bytes) -> bytes:
-    """Decrypt an encrypted body. Return other bodies unchanged.
-
-    Raises:
-        DecodeError: This process cannot decrypt the body, or the body is a reference to an object
-            in a store.
-    """
+    """Decrypt an encrypted body. Return any other body unchanged."""
     if data[:1] != _SEALED:
         if data[:1] == object_store.FIRST:
             raise object_store.not_read(data[1:])
@@ -290,19 +286,22 @@ class Encrypted:
 
     Needs the extra `encrypted`.
 
-    A process can decrypt bodies of any topic with the keys of all its `Encrypted` objects, and with
-    the keys in the environment variable RMQ_KEYS_FILE or RMQ_KEYS. If a process does not have the
-    key of a message, the message becomes a dead letter, which you can redrive later. A topic's
-    `max_body` limits the encrypted body. Encryption adds 31 bytes and the id of the key.
+    A process decrypts bodies with the keys of all its `Encrypted` objects, and with the keys in the
+    environment variable RMQ_KEYS_FILE or RMQ_KEYS. Each key works for every topic. If a process
+    does not have the key of a message, the message becomes a dead letter. You can redrive the dead
+    letter later.
+
+    A topic's `max_body` limits the size of the encrypted body. Encryption adds 31 bytes and the id
+    of the key.
 
     Only the body is encrypted and authenticated. Headers, type, keys, times and priority are not.
 
     Args:
-        keys: Map from id (1 to 64 of A-Z a-z 0-9 . _ -) to a key of 32 bytes. The last key
-            encrypts, and all keys decrypt. You may change the map at any time, or give a function
-            that returns a map and is called for each body. Default: the keys in the environment
-            variables.
-        inner: Codec that writes the body before encryption: any value for `codec=` of a topic, or
+        keys: Map from the id of a key to the key. An id has 1 to 64 characters of A-Z a-z 0-9 . _
+            -, and a key has 32 bytes. RMQ encrypts with the last key, and decrypts with all keys.
+            You may change the map at any time. You may also give a function that returns a map. RMQ
+            calls this function for each body. Default: the keys in the environment variables.
+        inner: Codec that writes the body before encryption. You may give any codec of a topic, or
             `rmq.Compressed()`.
 
     Raises:
@@ -342,7 +341,7 @@ class Encrypted:
 
 
 def _coded(codec: Codec, body: Any) -> bytes:
-    """Encode a body in the common format of compressed and encrypted bodies (codec 3)."""
+    """Encode a body in the format that compressed and encrypted bodies share (codec 3)."""
     data, number = codec.encode(body), codec.number
     return data if number == Compressed.number else bytes((PLAIN << 4 | number,)) + data
 
@@ -350,20 +349,24 @@ def _coded(codec: Codec, body: Any) -> bytes:
 class Offloaded:
     """Writes bodies with another codec, and stores large bodies outside of Redis.
 
-    The store is any file system that fsspec supports (the extra `offloaded`). A large body becomes
-    an object in the store. The message then contains a reference to the object, with the object's
-    size and SHA-256. The object is written before the message, and removed after the message is
-    settled, cancelled, expired or purged. Only `send` and `send_many` use the store. Bodies are
-    always in Redis if their messages have a merge key, or come from a schedule, a stage or an
-    outbox. A process can read bodies of any topic from the stores of all its `Offloaded` objects,
-    and from the stores in RMQ_STORES. If an object cannot be read, its message fails, is retried,
-    and then becomes a dead letter. Use each store, or each folder of a store, for one Redis only.
+    The store is any file system that fsspec supports (the extra `offloaded`). RMQ writes a large
+    body to the store as an object. The message then contains a reference to the object, with the
+    object's size and SHA-256. RMQ writes the object before the message. RMQ removes the object
+    after the message is settled, cancelled, expired or purged.
+
+    Only `send` and `send_many` use the store. If a message has a merge key, or comes from a
+    schedule, a stage or an outbox, its body is in Redis.
+
+    A process reads bodies from the stores of all its `Offloaded` objects, and from the stores in
+    the environment variable RMQ_STORES. Each store works for every topic. If RMQ cannot read an
+    object, the message fails and is retried, and then becomes a dead letter. Use each store, or
+    each folder of a store, for one Redis only.
 
     Args:
         store: URL of the store, such as file:///srv/bodies, s3://bucket/folder or memory://folder.
             Options come from fsspec's own configuration. A URL with a password is refused.
         above: Maximum size of a body that is stored in Redis, in bytes.
-        inner: Codec that writes the body before it is stored: any value for `codec=` of a topic,
+        inner: Codec that writes the body before RMQ stores it. You may give any codec of a topic,
             `rmq.Compressed()` or `rmq.Encrypted(keys)`.
 
     Attributes:
@@ -372,7 +375,8 @@ class Offloaded:
 
     Raises:
         InvalidValue: An argument has an invalid value.
-        ConfigurationError: fsspec is missing, or a package that it needs for this store.
+        ConfigurationError: The package fsspec is missing, or fsspec needs another package for this
+            store.
     """
 
     name = "offloaded"
@@ -389,18 +393,18 @@ class Offloaded:
 
     @property
     def inner(self) -> Codec:
-        """The codec that writes a body before it is stored."""
+        """The codec that writes a body before RMQ stores it."""
         return self._inner
 
     def __repr__(self) -> str:
         return self._repr
 
     def encode(self, body: Any) -> bytes:
-        """Encode the body as the bytes that are stored in Redis or in an object of the store.
+        """Encode the body. RMQ then stores the bytes in Redis, or in the store as an object.
 
         Raises:
             EncodeError: The other codec cannot write the body.
-            PayloadTooLarge: The body is over `limit`.
+            PayloadTooLarge: The body is larger than `limit`.
         """
         if type(body) is Coded:
             return body
@@ -415,7 +419,7 @@ class Offloaded:
 
 
 class Coded(bytes):
-    """A body that `Offloaded` has encoded, or the reference to its object in the store."""
+    """The result of `Offloaded`: the encoded body, or the reference to its object in the store."""
 
 
 def decode_object(data: bytes) -> Any:
@@ -425,7 +429,7 @@ def decode_object(data: bytes) -> Any:
 
 
 def reference_of(number: int, data: bytes) -> bytes | None:
-    """Return the reference to a body in an object store, or None for a body in Redis."""
+    """Return the reference to a body in an object store. Return None if the body is in Redis."""
     is_offloaded = number == Compressed.number and data[:1] == object_store.FIRST
     return data[1:] if is_offloaded else None
 
@@ -439,7 +443,7 @@ BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MS
 class RawCodec:
     """Stores bytes that another codec has encoded.
 
-    The message gets the number of the other codec.
+    RMQ stores the number of the other codec with the message.
     """
 
     name = "raw"
@@ -460,8 +464,8 @@ class RawCodec:
 def register(codec: Codec) -> Codec:
     """Register a custom codec, so that it decodes every body with the codec's number.
 
-    A codec with the attribute `passes_bytes` is not registered, because another codec encodes its
-    bodies.
+    The function does not register a codec with the attribute `passes_bytes`, because another codec
+    encodes the bodies.
 
     Raises:
         ConfigurationError: The number is not 4 to 7, or another codec has it.
@@ -481,7 +485,7 @@ def register(codec: Codec) -> Codec:
 
 
 def decode(number: int, data: bytes) -> Any:
-    """Read a body with the codec of this number.
+    """Read a body with the codec that has this number.
 
     Raises:
         DecodeError: The codec is unknown, or it did not write these bytes.
@@ -533,10 +537,10 @@ class Encoded:
 
 
 class SharedLimit:
-    """Reads several bodies, and limits their total decompressed size to `Compressed.limit`.
+    """Reads several bodies, and limits their total size after decompression.
 
-    So a page of messages, or a message that collects several bodies, needs no more memory than one
-    body.
+    The limit is `Compressed.limit`. So a page of messages, or a message that collects several
+    bodies, needs no more memory than one body.
     """
 
     def __init__(self) -> None:
@@ -546,8 +550,8 @@ class SharedLimit:
         """Decompress a body. Return the number of its codec, and the bytes that this codec wrote.
 
         Raises:
-            DecodeError: The bytes are damaged or exceed the rest of the limit. Each error halves
-                the rest of the limit, so that many damaged bodies do not take long.
+            DecodeError: The bytes are damaged, or are larger than the remaining limit. Each error
+                halves the remaining limit, so that many damaged bodies do not take long.
         """
         if number != Compressed.number:
             return number, data

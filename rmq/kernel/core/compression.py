@@ -38,7 +38,7 @@ def number_of(how: object) -> int:
 def compress(how: int, data: bytes) -> bytes:
     """Compress bytes.
 
-    The result has a checksum. If the method is zstd, the result also has the decompressed size.
+    The result has a checksum. With the method zstd, the result also has the decompressed size.
     """
     if how == ZLIB:
         return zlib.compress(data)
@@ -55,22 +55,26 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
     Args:
         how: ZLIB or ZSTD.
         data: Compressed bytes.
-        max_bytes: Maximum size of the result, in bytes. The size that is stored in the data is not
-            trusted.
+        max_bytes: Maximum size of the result, in bytes. The function does not trust the size that
+            the data contain.
 
     Raises:
-        DecodeError: The result would exceed `max_bytes`, the data are incomplete or damaged, or
-            zstandard is missing.
+        DecodeError: The result would be larger than `max_bytes`, the data are incomplete or
+            damaged, or the package zstandard is missing.
     """
     return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)
 
 
 def beginning(how: int, data: bytes, most: int) -> bytes:
-    """Return the first decompressed bytes.
+    """Decompress only the beginning of the data.
 
-    The argument `most` limits the number of bytes.
+    Args:
+        how: ZLIB or ZSTD.
+        data: Compressed bytes.
+        most: Maximum size of the result, in bytes.
 
-    Raises DecodeError if these bytes are damaged, or if zstandard is missing.
+    Raises:
+        DecodeError: These bytes are damaged, or the package zstandard is missing.
     """
     if how == ZLIB:
         return _from_zlib(data, most, cut=True)

@@ -19,8 +19,8 @@ class DeadTo:
 
     Args:
         topic: Name of the topic.
-        slots: Number of slots that the topic had when the setting was stored. 0 before the setting
-            is stored.
+        slots: Number of slots that the topic had when RMQ stored the setting. 0 before RMQ stores
+            the setting.
     """
 
     topic: str
@@ -30,23 +30,23 @@ class DeadTo:
         return self.topic
 
     def to_redis(self) -> str:
-        """Return the setting `dead_to` as the text that Redis stores."""
+        """Return the setting `dead_to` as the string that Redis stores."""
         return f"{self.topic}:{self.slots}"
 
     def of_slot(self, index: int) -> str:
-        """Return the name of the target slot for copies of one slot's dead letters."""
+        """Return the name of the slot that gets copies of the dead letters of one slot."""
         return f"{self.topic}:{index % max(1, self.slots)}"
 
 
 def parse(value: object) -> DeadTo | None:
-    """Return the setting for the name of a topic. None and "off" turn the setting off."""
+    """Read the setting `dead_to` from the name of a topic. None and "off" turn the setting off."""
     if value is None or value == OFF:
         return None
     return value if isinstance(value, DeadTo) else DeadTo(check_name(value, "dead_to"))
 
 
 def from_redis(text: str) -> DeadTo | None:
-    """Read the setting `dead_to` from the text that Redis stores."""
+    """Read the setting `dead_to` from the string that Redis stores."""
     if text == OFF:
         return None
     topic, _, slots = text.rpartition(":")

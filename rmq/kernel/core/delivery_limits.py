@@ -1,9 +1,12 @@
-"""Define limits of a topic: how many messages are delivered per period, and how many are in flight.
+"""Define the limits of a topic: deliveries per period, and messages in flight.
 
-A limit applies to all consumers, workers and queries of the topic together. It applies to the whole
-topic, or to each value of a header (the limit's key) separately. Slots may be on different servers,
-so each slot gets a fixed share of the limit (`Limits.of_slot`). The files
-`lua/lib/take/room_in.lua` and `lua/lib/take/key_limits.lua` enforce these shares.
+A limit applies to all consumers, workers and queries of the topic together. A limit without a key
+applies to the whole topic. A limit with a key (the name of a header) applies to each value of this
+header separately.
+
+The slots of a topic may be on different servers, so each slot gets a fixed share of the limit
+(`Limits.of_slot`). The files `lua/lib/take/room_in.lua` and `lua/lib/take/key_limits.lua` enforce
+these shares.
 """
 
 from __future__ import annotations
@@ -53,12 +56,12 @@ class Rate:
     During any time t, at most `burst + count * t / per` messages are delivered.
 
     Args:
-        count: Number of messages per period, 1 to 1 000 000. If `key` is given, at most one message
-            per ms.
+        count: Number of messages per period, 1 to 1 000 000. With a `key`, at most one message per
+            ms.
         per: Length of the period, seconds or timedelta, 1 ms to one day.
-        burst: Number of messages that are delivered without a wait after a pause, 1 to 1 000 000.
-            Default: the same number as `count`. If it is 1, messages are delivered one by one, at
-            equal intervals.
+        burst: Number of messages that may be delivered at once after a pause, 1 to 1 000 000.
+            Default: the same number as `count`. If the burst is 1, messages are delivered one by
+            one, at equal intervals.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
     """
@@ -115,8 +118,8 @@ Limit = Rate | Concurrency
 class Limits:
     """The limits of a topic.
 
-    A topic has at most one limit of each kind for all its messages, and at most one limit of each
-    kind for the values of a header.
+    A topic may have one rate and one concurrency for all its messages. The topic may also have one
+    rate and one concurrency for each value of a header.
 
     Attributes:
         rate: Limit of messages per period.
@@ -138,16 +141,16 @@ class Limits:
         return by_key.key if by_key else None
 
     def to_redis(self) -> str:
-        """Return the limits as the text that Redis stores, with durations in ms."""
+        """Return the limits as the string that Redis stores, with durations in ms."""
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share of the limits as text for scripts.
+        """Return a slot's share of the limits, as the string that scripts read.
 
-        Return '' if there are no limits.
+        If there are no limits, return ''.
 
-        A slot's share of a rate has the same count and a longer period. `Layout.share` divides
-        bursts and messages in flight, so that each slot gets at least 1.
+        For a rate, the slot gets the same count and a longer period. `Layout.share` divides bursts
+        and messages in flight, so that each slot gets at least 1.
         """
         if self == Limits():
             return ""
@@ -166,7 +169,7 @@ class Limits:
     def check_slots(self, slots: int) -> None:
         """Raise an error if the limit of messages in flight is below the number of slots.
 
-        A slot with a share of 0 would never deliver a message.
+        Otherwise a slot would get a share of 0, and would never deliver a message.
 
         Raises:
             InvalidValue: The concurrency is smaller than the number of slots that may have
@@ -250,7 +253,6 @@ def _joined(parts: Sequence[Limit]) -> Limits:
 
 
 def _split(text: str) -> tuple[str, list[str], str | None]:
-    """Split a limit's text into its kind, its fields, and its key."""
     kind, *fields = text.split(":")
     key = fields.pop().removeprefix(KEY) if fields and fields[-1].startswith(KEY) else None
     return kind, fields, key

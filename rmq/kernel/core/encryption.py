@@ -11,8 +11,8 @@ All these bytes are authenticated: a changed body, or a body with another key id
 Message id and topic are not authenticated, because they change when a message is redriven to
 another topic.
 
-A function that can raise an error never has a key in a local variable, because some programs log
-the variables of each function in a traceback.
+A function that can raise an error never has a key in a local variable. The reason is that some
+programs log a traceback with all local variables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Keys = Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]
 class KeySource:
     """Keys for encryption, by id.
 
-    The keys are read again for each body, so they may change at any time.
+    RMQ reads the keys again for each body, so you may change them at any time.
 
     Args:
         keys: A mapping, or a function that returns a mapping. The last key is the newest.
@@ -66,19 +66,18 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return a key's cipher, and a text that explains a problem with the key.
+        """Return the cipher of a key, and the problem with the key.
 
-        The text is '' if there is no problem.
-
-        The cipher is None if the key is missing or invalid.
+        If there is no problem, the second value is ''. If the key is missing or invalid, the cipher
+        is None.
         """
         _, cipher, problem = _look(self._keys, name)
         return cipher, problem
 
     def open(self) -> None:
-        """Check all keys, and use them for decryption in this process from now on.
+        """Check all keys, and let this process decrypt bodies with them from now on.
 
-        If a function returns the keys, they are checked later, when they are used.
+        If a function returns the keys, RMQ checks a key only when it uses the key.
 
         Raises:
             InvalidValue: A key is not valid.
@@ -95,11 +94,10 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return the id and the cipher of a key, and a text that explains a problem with the key.
+    """Return the id and the cipher of a key, and the problem with the key.
 
-    The text is '' if there is no problem.
-
-    If `name` is None, the newest key is used. The cipher is None if the key is missing or invalid.
+    If the name is None, use the newest key. If there is no problem, the third value is ''. If the
+    key is missing or invalid, the cipher is None.
     """
     mapping = keys() if callable(keys) else keys
     if not isinstance(mapping, Mapping):
@@ -137,8 +135,8 @@ def _library() -> Any:
 def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
     """Read keys of the form `ID:BASE64`, separated by newlines, spaces or commas.
 
-    The second value of the result is a text that explains which key is invalid, or ''. If one key
-    is invalid, no keys are returned.
+    Returns:
+        The keys, and the problem with them or ''. If one key is invalid, no keys are returned.
     """
     keys: dict[str, bytes] = {}
     lines = [line.partition("#")[0] for line in text.splitlines()]
@@ -156,7 +154,7 @@ def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
 
 
 class _Environment(KeySource):
-    """Reads keys from the file that RMQ_KEYS_FILE names, or from the variable RMQ_KEYS.
+    """Reads keys from the file in RMQ_KEYS_FILE, or from the variable RMQ_KEYS.
 
     The file is read again after each change.
     """
@@ -170,11 +168,10 @@ class _Environment(KeySource):
         return self._found[0]
 
     def is_set(self) -> bool:
-        """Return whether RMQ_KEYS_FILE or RMQ_KEYS is set."""
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed. Return which key is invalid, or ''."""
+        """Read the keys if they have changed. Return the problem with them, or ''."""
         path = variable(FILE_VARIABLE)
         try:
             if path:
@@ -214,7 +211,7 @@ class _Environment(KeySource):
     def open(self) -> None:
         """Check that the package `cryptography` is installed.
 
-        The keys are not checked, because a variable may be set later.
+        This method does not check the keys, because a program may set a variable later.
         """
         _library()
 
@@ -225,7 +222,7 @@ _lock = threading.Lock()
 
 
 def source_of(keys: Keys | None) -> KeySource:
-    """Return an object that reads keys, without checking the keys.
+    """Return an object that reads keys, without a check of the keys.
 
     If `keys` is None, the keys come from the environment variables.
     """
@@ -251,7 +248,7 @@ def unseal(data: bytes) -> bytes:
     """Decrypt bytes that `seal` has encrypted, with any key that this process has.
 
     Raises:
-        DecodeError: The key is missing or different, the bytes were changed, or the package is
+        DecodeError: This process does not have the key, the bytes were changed, or the package is
             missing.
     """
     size = f"body of {len(data)} bytes"

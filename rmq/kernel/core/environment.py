@@ -9,8 +9,8 @@ from collections.abc import Mapping
 def variable(name: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return an environment variable without surrounding blanks, or None if it is empty.
 
-    Blanks are removed because a value written with `echo` ends in a newline. A token, a URL or a
-    path with a newline at its end causes errors, sometimes much later.
+    A value that `echo` has written ends in a newline. A token, a URL or a path with a newline at
+    its end causes errors, sometimes much later. So this function removes the newline.
 
     Args:
         name: Name of the variable.

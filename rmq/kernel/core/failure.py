@@ -1,9 +1,10 @@
 """Encode errors of handlers, decode stored failures, and compute fingerprints of failures.
 
-A consumer sends an error as a msgpack list: [type and message, traceback, worker]. Scripts store it
-in the failure entry of the message. The entry contains the last failed attempt, and as many earlier
-attempts as its size allows. `lua/lib/settle/attempts.lua` describes and writes the bytes of an
-entry. A damaged entry is decoded as one attempt, with a time in 1970 and the error "unreadable".
+A consumer sends the error of a handler as a msgpack list: [type and message, traceback, worker]. A
+script stores this list in the failure entry of the message. The entry contains the last failed
+attempt, and as many earlier attempts as its size allows. `lua/lib/settle/attempts.lua` describes
+and writes the bytes of an entry. If an entry is damaged, RMQ decodes it as one attempt, with a time
+in 1970 and the error "unreadable".
 
 All dead letters with the same cause have the same fingerprint. The fingerprint is a hash of the
 reason, the type of the exception, its normalised message, and the last traceback line in the user's
@@ -53,7 +54,7 @@ class Failure(NamedTuple):
     Attributes:
         reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
         deliveries: Number of deliveries so far.
-        error: Type and message of the exception. Long texts are cut by the consumer.
+        error: Type and message of the exception, shortened if they are long.
         traceback: Traceback of the exception, or ''.
     """
 
@@ -102,7 +103,7 @@ Error = BaseException | str | Rendered | None
 
 
 def text_of(error: BaseException | str | None) -> str:
-    """Return the text of an exception or a string, cut to a maximum length. Never raises.
+    """Return an exception or a string as text, shortened if the text is long. Never raises.
 
     The `__str__` of a user's exception may fail, but the failed message must still get its retry.
     """
@@ -141,7 +142,7 @@ def this_worker() -> str:
 def render(error: Error) -> Rendered:
     """Return an error as text. Never raises.
 
-    The code of the exception's class runs here, and may hang.
+    This function runs code of the exception's class, and this code may hang.
     """
     if isinstance(error, BaseException):
         return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
@@ -151,7 +152,7 @@ def render(error: Error) -> Rendered:
 
 
 def encode(error: Error, worker: str = "") -> bytes:
-    """Encode an error for a script, cut to a maximum length. Never raises."""
+    """Encode an error for a script, shortened if it is long. Never raises."""
     if error is None and not worker:
         return b""
     parts = [*render(error), *([worker] if worker else ())]
@@ -195,7 +196,7 @@ def _read(entry: bytes) -> _Entry:
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
-    """Decode error, traceback and worker. Bytes that cannot be decoded are the error."""
+    """Decode error, traceback and worker. Return bytes that cannot be decoded as the error."""
     if not details:
         return "", "", ""
     try:
@@ -206,7 +207,7 @@ def _texts(details: bytes) -> tuple[str, str, str]:
 
 
 def reason_of(letter: str) -> str:
-    """Return the word for a reason. Redis stores a reason as one letter."""
+    """Return the word for a reason, which Redis stores as one letter."""
     return REDRIVEN if letter == "d" else REASONS.get(letter, f"reason {letter!r}")
 
 
@@ -222,7 +223,7 @@ def decode(entry: bytes) -> Failure | None:
 
 @lru_cache(REMEMBERED)
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
-    """Decode a failure without its time, so that equal failures share one entry of the cache."""
+    """Decode a failure without its time, so that the cache can share equal failures."""
     error, lines, _ = _texts(details)
     return Failure(reason_of(reason), deliveries, error, lines)
 
@@ -254,7 +255,7 @@ def _item_texts(
 ) -> tuple[tuple[str, str, str], int]:
     """Decode the error, the traceback and the worker of one attempt.
 
-    Return these texts and the position of the next attempt.
+    The last value of the result is the position of the next attempt.
     """
     texts: list[str] = []
     for place, same in enumerate(_SAME):
@@ -303,7 +304,10 @@ def normalised(error: str) -> str:
 
 
 def origin(traceback: str) -> str:
-    """Return the last place in the user's code, such as `orders.py:charge`, or ''."""
+    """Return the last function of the user's code in a traceback, such as `orders.py:charge`.
+
+    If the traceback has no code of the user, return ''.
+    """
     frames = _FRAME.findall(traceback)
     own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
     if not own:
@@ -315,7 +319,7 @@ def origin(traceback: str) -> str:
 
 @lru_cache(REMEMBERED)
 def fingerprint(failure: Failure | None) -> str:
-    """Return the fingerprint of a failure, 12 hex digits, or '' without a failure."""
+    """Return the fingerprint of a failure, as 12 hex digits. Without a failure, return ''."""
     if failure is None:
         return ""
     match = _TYPE.match(failure.error)

@@ -39,7 +39,7 @@ _BYTES = (bytes, bytearray, memoryview)
 def to_builtins(value: Any) -> Any:
     """Convert a value to a type that JSON has.
 
-    The members of a resulting list or map may need the same conversion.
+    If the result is a list or a map, its members may need the same conversion.
 
     Raises:
         TypeError, ValueError: The value cannot be converted.
@@ -78,9 +78,8 @@ def to_builtins(value: Any) -> Any:
 def fields_of(kind: Any) -> list[tuple[str, str]] | None:
     """Return the fields of a dataclass or an attrs class, or None for other classes.
 
-    Each field is a pair of the attribute and its name in the constructor.
-
-    The two differ in attrs, which drops leading underscores.
+    Each field is a pair of names: the attribute, and the parameter of the constructor. The names
+    can differ, because attrs drops leading underscores.
     """
     if dataclasses.is_dataclass(kind):
         return [(field.name, field.name) for field in dataclasses.fields(kind)]
@@ -96,9 +95,9 @@ def is_object(kind: Any) -> bool:
 
 
 def attributes_of(kind: Any) -> list[str] | None:
-    """Return the names of the attributes that are written for an object.
+    """Return the names of the attributes that RMQ writes for an object.
 
-    Return None for a value that is not an object with fields.
+    If the value has no such attributes, return None.
     """
     for names in ("__struct_fields__", "__pydantic_fields__"):
         if hasattr(kind, names):
@@ -246,9 +245,9 @@ NAMED_DEPTH = 20  # an error never names a value that is nested deeper
 
 
 def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Find the part of a body that cannot be written.
+    """Find the part of a body that a codec cannot write.
 
-    Return its path and type, such as `body['at']: complex`.
+    Return the position and the type of this part, such as `body['at']: complex`.
     """
     for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
         try:
@@ -261,7 +260,6 @@ def find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "bod
 
 
 def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the members of a map or a list, or of a value that is encoded as a map or a list."""
     if not isinstance(value, JSON_TYPES):
         try:
             value = to_builtins(value)

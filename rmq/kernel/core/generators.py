@@ -1,7 +1,7 @@
 """Run the same generator with or without an event loop.
 
-Such a generator is called a procedure. A procedure yields actions and gets their results. If an
-action fails, its error is raised at the `yield`.
+Such a generator is called a procedure. A procedure yields actions, and receives the result of each
+action. If an action fails, its error is raised at the `yield`.
 
     def _book(self, order: int) -> Procedure[bool]:
         if (yield Call(self._is_known, order)):
@@ -40,7 +40,7 @@ Procedure = Generator[Action, Any, T]
 class Call:
     """Calls a function.
 
-    In an event loop, an awaitable result is awaited.
+    An event loop also awaits the result if it is awaitable.
     """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
@@ -59,7 +59,7 @@ class Call:
 
 
 def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
-    """Run a generator: call `perform` for each value that it yields, and send back each result."""
+    """Run a generator. Call `perform` for each yielded value, and send the result back."""
     try:
         value = next(generator)
         while True:
@@ -75,7 +75,7 @@ def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
 
 
 async def drive_async(generator: Generator[A, Any, T], perform: Callable[[A], Awaitable[Any]]) -> T:
-    """Run a generator: await `perform` for each value that it yields, and send back each result."""
+    """Run a generator. Await `perform` for each yielded value, and send the result back."""
     try:
         value = next(generator)
         while True:

@@ -35,11 +35,11 @@ class Groups:
             delivered first. If False, several messages of a group may be delivered at a time (see
             `concurrency`).
         concurrency: Maximum number of messages of a group that consumers may have at a time, 1 to
-            1000. It must be 1 if `order` is True. A message counts as soon as a consumer may
-            receive it.
-        share: How groups with waiting messages share the deliveries: "equal", or a map from a group
-            or share key to its weight, 1 to 64. Names that are not in the map have weight 1. A
-            message with a larger priority is always delivered first.
+            1000. The number must be 1 if `order` is True. A message counts as soon as a consumer
+            may receive it.
+        share: How groups with waiting messages share the deliveries. Either "equal", or a map from
+            a group or share key to its weight, 1 to 64. Names that are not in the map have weight
+            1. A message with a larger priority is always delivered first.
         on_dead: Effect of a dead letter on its group. "continue" delivers the next messages. "hold"
             stops the group until it is released (`Admin.group_release`).
     """
@@ -87,15 +87,15 @@ class Groups:
     to_redis = __str__
 
     def of_slot(self) -> str:
-        """Return the text of the setting `groups` for the hash of a slot, which scripts read."""
+        """Return the setting `groups` as the string that scripts read."""
         return f"{self.concurrency}:{self.order:d}:{self.on_dead == 'hold':d}"
 
 
 def parse_groups(value: object) -> Groups | None:
     """Read the setting `groups` from `Groups` or from text. Return None for `off`.
 
-    Text is `off`, or parts separated by commas, such as `order`, `concurrency=5`, `on_dead=hold`
-    and `share.gold=4`.
+    The text is `off`, or has parts separated by commas. Examples of parts are `order`,
+    `concurrency=5`, `on_dead=hold` and `share.gold=4`.
 
     Raises:
         InvalidValue: The text is not valid.
@@ -127,7 +127,7 @@ def parse_groups(value: object) -> Groups | None:
 
 
 def check_group(value: object, field_name: str = "group") -> str:
-    """Return the name of a group or a share key if it is valid.
+    """Check the name of a group or a share key, and return it.
 
     Raises:
         InvalidType: The name is not a str.
@@ -144,26 +144,26 @@ def check_group(value: object, field_name: str = "group") -> str:
 
 
 def mark_of(group: str, share_key: str | None, weight: int) -> str:
-    """Encode a message's group, share key and weight as a header value."""
+    """Encode a message's group, share key and weight as the value of a header."""
     if share_key is None and weight == 1:
         return group
     return f"\1{weight}\1{share_key or ''}\1{group}"
 
 
 def group_in(mark: str | None) -> str | None:
-    """Return the group from the header value that `mark_of` encoded."""
+    """Return the group from a header value that `mark_of` returned."""
     return None if mark is None else mark.rpartition("\1")[2]
 
 
 def share_in(mark: str | None) -> str | None:
-    """Return the share key from the header value that `mark_of` encoded, or None."""
+    """Return the share key from a header value that `mark_of` returned, or None."""
     return mark.split("\1")[2] or None if mark and mark.startswith("\1") else None
 
 
 def weight_in(mark: str | None) -> int | None:
-    """Return the weight from the header value that `mark_of` encoded.
+    """Return the weight from a header value that `mark_of` returned.
 
-    Return None if the message has no group.
+    If the message has no group, return None.
     """
     if mark is None:
         return None

@@ -1,18 +1,21 @@
-"""Store the history of a topic as samples of its counts, and compute points of charts.
+"""Store samples of a topic's counts, and compute the points of charts from these samples.
 
 A topic has three rings of samples, with different resolutions. A ring stores one sample for each
-step of time. Later samples overwrite earlier samples, so the size of a history is constant.
+step of time. Later samples overwrite earlier samples, so the size of a ring is constant.
 
-A sample has counters instead of rates, so no event between two samples is missed. It has the time
-at which the oldest due message became due, not how long this message has waited. So the samples of
-an idle topic are equal, and RMQ stores only one of these samples. A chart shows points at equal
-steps. A rate is the growth of a counter from one point to the next. Samples are rarely taken
-exactly at points, and the time between samples differs. So a counter is assumed to grow evenly
-between two samples. Then the rates add up to the total growth of the counter. If figures do not
-change, they are sampled only every SAME_MS. When they change, the previous reading is stored as
-well, because the growth began after that reading. If the newest sample shows growth, later growth
-is not known yet, so later points have no rates. If no further sample is stored within the time that
-`_wait_ms` returns, the counters have not grown.
+A sample has counters instead of rates, so no event between two samples is missed. A rate is the
+growth of a counter from one point of a chart to the next point. Points and samples have different
+times, so RMQ assumes that a counter grows evenly between two samples. Then the rates add up to the
+total growth of the counter.
+
+A sample has the time at which the oldest due message became due, not the time that this message has
+waited. So the samples of an idle topic are equal. While the figures do not change, RMQ stores a
+sample only every SAME_MS. When figures change again, RMQ also stores the previous reading, because
+the growth began after that reading.
+
+If the newest sample shows growth, RMQ does not know the later growth yet, so later points have no
+rates. If RMQ stores no further sample within the time that `_wait_ms` returns, the counters have
+not grown.
 """
 
 from __future__ import annotations
@@ -35,9 +38,10 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 
 
 class Ring(NamedTuple):
-    """Storage for samples of one resolution: one sample for each step of time.
+    """The samples of a topic in one resolution.
 
-    The ring keeps a fixed number of samples, those of the newest steps.
+    A ring stores one sample for each step of time. The ring keeps a fixed number of samples, and
+    drops the oldest sample first.
     """
 
     step_ms: int
@@ -45,7 +49,7 @@ class Ring(NamedTuple):
 
     @property
     def span_ms(self) -> int:
-        """Length of the time for which the ring keeps samples."""
+        """How long the ring keeps a sample, ms."""
         return self.step_ms * self.places
 
     def field(self, at_ms: int) -> str:
@@ -74,11 +78,11 @@ class Sample:
             may be received now. Messages in the state "later" have a future due time. A pause, a
             limit or a group prevents the delivery of messages in the state "held". The other states
             are "in_flight" and "dead".
-        late_s: How long the oldest message that consumers may receive has waited.
+        late_s: Waiting time of the oldest message that consumers may receive, seconds.
         rates: Events per second since the previous sample: accepted, delivered, settled, returned,
             rolled_back, dead_lettered. Empty if unknown.
         late_p50_s: Median lateness of the messages received since the previous sample, accurate to
-            a factor of 2. Only first deliveries count. None if there was no delivery, or if the
+            a factor of 2. Only first deliveries count. None if no message was received, or if the
             median is unknown.
         late_p99_s: 99th percentile of the same lateness, with the same accuracy.
         late_p90_s: 90th percentile of the same lateness, with the same accuracy.
@@ -125,8 +129,8 @@ def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
 def write(figures: Figures) -> bytes:
     """Encode a sample as bytes.
 
-    Of the histogram of lateness, only the buckets from the first to the last used bucket are
-    stored: their number, the first index, and their counters.
+    For the histogram of lateness, RMQ stores the buckets from the first to the last used bucket.
+    These are their number, the first index, and their counters.
     """
     used = [bucket for bucket, count in enumerate(figures.lateness) if count]
     first, end = (used[0], used[-1] + 1) if used else (0, 0)
@@ -150,7 +154,6 @@ def read(stored: bytes) -> Figures | None:
 
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
-    """Decode the histogram of lateness, or return () if the sample has none."""
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
@@ -171,7 +174,7 @@ def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
 
 
 def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
-    """Return the hash fields that store samples between two times, in one resolution."""
+    """Return the hash fields of a ring that store the samples between two times."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
     steps = range(begin, last_ms // ring.step_ms + 1)
     return [ring.field(step * ring.step_ms) for step in steps]
@@ -180,18 +183,18 @@ def fields_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
 def rings_for(step_ms: int) -> Sequence[Ring]:
     """Return the rings to read for a chart with steps of this length.
 
-    A ring has the samples of one resolution. The first ring is the coarsest ring whose step is a
-    divisor of the chart's step. All coarser rings follow.
+    Each ring has samples of one resolution. The first ring in the result is the coarsest ring whose
+    step divides the chart's step. All coarser rings follow.
     """
     fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
     return RINGS[RINGS.index(fine[-1]) :]
 
 
 def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
-    """Return the points of a chart: a sample for each step between two times.
+    """Return the points of a chart: one sample for each step between two times.
 
-    The sample of a step has the last figures before its time. If these figures are too old, the
-    step gets no sample.
+    The sample of a step has the last figures before the time of the step. If these figures are too
+    old, the step gets no sample.
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
@@ -217,7 +220,10 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
 
 
 def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
-    """Return for each sample the growth of each counter since the first, 0 after a reset."""
+    """Return how much each counter has grown from the first sample to each sample.
+
+    After a reset, the counter continues with the growth since the reset.
+    """
     grown = [(0,) * len(COUNTERS)]
     for before, figures in pairwise(ordered):
         pairs = zip(grown[-1], figures.counters, before.counters, strict=True)
@@ -236,10 +242,10 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 
 
 def _wait_ms(ordered: Sequence[Figures]) -> int:
-    """Return for how many ms after the newest sample its counters may have changed unnoticed.
+    """Return how long the counters may have grown unnoticed after the newest sample, in ms.
 
-    The result is twice the time between the last two samples. The result is 0 if there is only one
-    sample, or if the newest sample shows no growth. Without growth, no change is expected.
+    This is twice the time between the last two samples. It is 0 if there is only one sample, or if
+    the newest sample shows no growth. Without growth, no change is expected.
     """
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
         return 0

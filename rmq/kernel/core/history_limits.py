@@ -1,6 +1,6 @@
 """Read and write the setting `history` of a topic: how many acked messages RMQ keeps.
 
-`lua/lib/history/history.lua` describes how a slot keeps these messages.
+`lua/lib/history/history.lua` describes how a slot of the topic keeps these messages.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Limits of the history of a topic: which acked messages can still be read.
+    """How many acked messages of a topic stay readable.
 
-    The oldest messages are removed first. Both limits apply.
+    RMQ removes the oldest messages first. Both limits apply.
 
     Args:
-        keep: Time for which an acked message is kept, at least a minute: seconds, a timedelta, or
+        keep: Time for which RMQ keeps an acked message, at least a minute. Seconds, a timedelta, or
             text such as "7d".
-        max_bytes: Memory for the messages, 1 MiB or more: bytes, or text such as "2GiB". The slots
-            of the topic share this memory equally.
+        max_bytes: Memory for the messages, 1 MiB or more. A number of bytes, or text such as
+            "2GiB". The slots of the topic share this memory equally.
     """
 
     keep: Duration | str
     max_bytes: int | str
 
     def __post_init__(self) -> None:
-        """Check both limits. Texts become numbers."""
+        """Check both limits, and convert text to numbers."""
         keep = self.keep
         if isinstance(keep, str):
             try:
@@ -56,7 +56,7 @@ class History:
 
     @property
     def keep_ms(self) -> int:
-        """How long an acked message is kept, ms."""
+        """How long RMQ keeps an acked message, ms."""
         return duration_ms(self.keep, "history.keep")
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class History:
     to_redis = __str__
 
     def of_slot(self, index: int, slots: int, parts: Layout) -> str:
-        """Return the limits of one slot as the text that scripts read."""
+        """Return the limits of one slot as the string that scripts read."""
         size = max(1, int(int(self.max_bytes) * parts.part(index, slots)))
         return f"{size}:{self.keep_ms}"
 

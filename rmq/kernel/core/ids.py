@@ -19,9 +19,9 @@ Two bits of the first byte are marks. In all other ids, both bits are 0 until th
           the outbox make such ids. Kept ids sort by time, after all ids that are neither kept nor
           derived. In a derived id, this bit has no meaning.
 
-In Redis, a message is named by its member: the id without slot and check, because the slot's key
-implies both. A Redis string of 13 bytes takes 16 bytes of memory. A string of 16 bytes would take
-32 bytes.
+In Redis, the name of a message is its member. The member is the id without slot and check, because
+the key of the slot implies both. A Redis string of 13 bytes takes 16 bytes of memory. A string of
+16 bytes would take 32 bytes.
 
 The text form is 26 characters of base32hex in lower case, which sorts like the bytes.
 """
@@ -73,7 +73,7 @@ def _reseed() -> None:
 
 
 def _next_stamps(count: int) -> int:
-    """Reserve successive time stamps for ids, larger than all earlier stamps. Return the first."""
+    """Reserve time stamps for ids, larger than all earlier stamps. Return the first stamp."""
     global _last
     last = _last
     while True:
@@ -152,14 +152,14 @@ class MessageId(bytes):
 
     @property
     def is_derived(self) -> bool:
-        """Whether the id was derived: from a dedup key, from a schedule, or by a replay."""
+        """Whether RMQ derived the id from a dedup key, from a schedule, or for a replay."""
         return bool(self[0] & _DERIVED)
 
     @property
     def made_at(self) -> datetime | None:
-        """The time at which the id was made, by the producer's clock, accurate to a few ms.
+        """The time at which the producer made the id, by its clock, accurate to a few ms.
 
-        The value is None for a derived id.
+        None for an id that was derived from a dedup key, from a schedule, or for a replay.
         """
         if self.is_derived:
             return None
@@ -170,17 +170,17 @@ class MessageId(bytes):
     def member(self) -> bytes:
         """The name of the message in Redis.
 
-        This is the id without slot and check, because the slot's keys imply both.
+        The name is the id without slot and check, because the keys of the slot imply both.
         """
         return member_of(self)
 
     def with_slot(self, slot: int, check: int) -> MessageId:
-        """Return the id of the same message in another slot and topic."""
+        """Return the id of the same message for another slot and another topic."""
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 
 class IdRun(Sequence[MessageId]):
-    """Ids with consecutive time stamps. Each id is made when it is accessed."""
+    """Ids with consecutive time stamps. RMQ makes each id when you access it."""
 
     __slots__ = ("_stamps", "_tail")
 
@@ -205,15 +205,15 @@ class IdRun(Sequence[MessageId]):
         return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
 
     def members(self) -> list[bytes]:
-        """Return the name in Redis of each message, without making its id."""
+        """Return the name that each message has in Redis, without making the ids."""
         random = self._tail[3:]
         return [stamp.to_bytes(8, "big") + random for stamp in self._stamps]
 
 
 def join_texts(ids: bytes) -> bytes:
-    """Convert joined ids to their joined text forms.
+    """Convert several ids to their text forms. Ids and text forms are joined, without separators.
 
-    Each position is computed for all ids together, which is faster than one id after another.
+    The function computes each position for all ids together, which is faster than one id at a time.
     """
     count = len(ids) // SIZE
     text = bytearray(count * TEXT_SIZE)
@@ -227,22 +227,22 @@ def join_texts(ids: bytes) -> bytes:
 
 
 def topic_check(prefix: str, topic: str) -> int:
-    """Return the 14 bits in an id that show to which prefix and topic it belongs.
+    """Return the 14 bits in an id that show to which prefix and topic the id belongs.
 
-    They are a part of a CRC-32.
+    The bits are a part of a CRC-32.
     """
     return zlib.crc32(f"{prefix}:{topic}".encode()) & 0x3FFF
 
 
 def member_of(id: bytes) -> bytes:
-    """Return the name of a message in the sorted sets of its slot (the member), from its id."""
+    """Return the name of a message in Redis (its member), from its id."""
     return id[:8] + id[11:]
 
 
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
-    """Return the members, which are the names of messages in Redis, from their ids.
+    """Return the names of messages in Redis (their members), from their ids.
 
-    For speed, there is no function call for each id.
+    This is faster than one call of `member_of` for each id.
     """
     if isinstance(ids, IdRun):
         return ids.members()
@@ -250,18 +250,23 @@ def members_of(ids: Iterable[bytes]) -> list[bytes]:
 
 
 def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
-    """Return the ids of messages from their members, which are their names in Redis.
+    """Return the ids of messages from their names in Redis (their members).
 
-    An empty member gives an empty id. `middle` is `SlotKeys.middle`: the slot and the check, which
-    members lack.
+    An empty member gives an empty id.
+
+    Args:
+        members: Names of messages of one slot.
+        middle: The bytes of an id that a member lacks, from `SlotKeys.middle`.
     """
     return [member and member[:8] + middle + member[8:] for member in members]
 
 
 def join_ids(members: bytes, middle: bytes) -> bytes:
-    """Convert the joined names in Redis (members) of a slot's messages to their joined ids.
+    """Convert the names of a slot's messages in Redis (members) to ids.
 
-    Each position is copied for all ids together, which is faster than one id after another.
+    Names and ids are joined, without separators.
+
+    The function copies each position for all ids together, which is faster than one id at a time.
     """
     count = len(members) // MEMBER_SIZE
     ids = bytearray(count * SIZE)
@@ -279,7 +284,7 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
 
     Args:
         slot: Index of the slot, 0 to 1023.
-        check: Result of `topic_check` for the topic.
+        check: The 14 bits that `topic_check` returns for the topic.
         count: Number of ids.
         kept: Whether the caller keeps the ids, to be able to send the same messages again.
     """
@@ -287,11 +292,9 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
 
 
 def make_one(slot: int, check: int) -> tuple[MessageId, bytes]:
-    """Make a single id for a message that is sent once, and return it with its member.
+    """Make one id for a message that is sent once. Return the id and its member.
 
-    The member is the message's name in Redis.
-
-    This is faster than `make`.
+    The member is the message's name in Redis. This function is faster than `make`.
     """
     stamp = _next_stamps(1).to_bytes(8, "big")
     id = MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
@@ -299,7 +302,7 @@ def make_one(slot: int, check: int) -> tuple[MessageId, bytes]:
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
-    """Make ids as `make` does, but each id only when it is used."""
+    """Make ids as `make` does, but make each id only when you access it."""
     stamp, tail = _next_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
@@ -327,7 +330,7 @@ def key_bytes(key: object) -> bytes:
 def derive(key: bytes, slot: int, check: int) -> MessageId:
     """Return the id for a dedup key.
 
-    The same key always gives the same id in a slot of a topic.
+    In one slot of one topic, the same key always gives the same id.
     """
     return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
 
@@ -345,7 +348,9 @@ def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> Mess
 def derive_member(text: bytes, person: bytes) -> bytes:
     """Return the name in Redis of a message whose id is derived from a text.
 
-    `person` names the kind of the text, at most 16 bytes, so that ids of two kinds are never equal.
+    Args:
+        text: Text from which the id is derived.
+        person: Name for this kind of text, at most 16 bytes. Ids of two kinds are never equal.
     """
     return _derived(hashlib.blake2b(text, digest_size=13, person=person).digest(), 0, 0).member
 
@@ -359,6 +364,5 @@ Id = MessageId | str | bytes  # an id as callers give it
 
 
 def _kind(value: object) -> str:
-    """Return the name of a value's type for an error, with advice for an awaitable."""
     hint = " (await it)" if hasattr(value, "__await__") else ""
     return f"{type(value).__name__}{hint}"

@@ -2,9 +2,9 @@
 
 The methods of an interceptor are called hooks.
 
-An error of a `before_` or `after_` hook is logged and otherwise ignored, because an interceptor
-must not be able to lose a message. An `around_` hook runs instead of the handler, and usually calls
-the handler. So an error of the hook counts as an error of the handler.
+RMQ logs an error of a `before_` or `after_` hook, and then ignores the error, because an
+interceptor must not lose a message. An `around_` hook runs instead of the handler, and usually
+calls the handler. So an error of an `around_` hook counts as an error of the handler.
 
 Middleware is for effects that must happen once per message, for example `rmq.idempotent`. A
 decorator attaches a middleware to a function and returns the function unchanged. When a worker runs
@@ -35,9 +35,9 @@ class Outcome(NamedTuple):
 
     Attributes:
         verb: How the worker settles the delivery: "ack", "nack", "reject" or "release". "cancelled"
-            means that the message ends because its cancellation was requested. "lost" means that
-            the delivery's lease has expired. "own" means that the handler itself has settled the
-            delivery.
+            means that the message ends because somebody requested its cancellation. "lost" means
+            that the delivery's lease has expired. "own" means that the handler itself has settled
+            the delivery.
         seconds: Duration of the handler's run.
         error: Exception that the handler raised, or None.
     """
@@ -57,7 +57,10 @@ class Interceptor:
     """
 
     def before_send(self, topic: str, message: Outgoing) -> Any:
-        """Called before a message is checked, encoded and sent. The hook may change the message."""
+        """Called before RMQ checks, encodes and sends a message.
+
+        The hook may change the message.
+        """
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> Any:
         """Called after a send.
@@ -66,37 +69,37 @@ class Interceptor:
         """
 
     def before_handle(self, delivery: DeliveryData) -> Any:
-        """Called just before a handler runs."""
+        """Called before a handler runs."""
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
-        """Called after a handler and before its delivery is settled."""
+        """Called after a handler has run, and before RMQ settles its delivery."""
 
     def on_overrun(self, delivery: DeliveryData) -> None:
-        """Called when a delivery is settled as failed because its handler runs too long.
+        """Called when a handler reaches its max_runtime, and RMQ settles its delivery as failed.
 
-        This happens at the handler's max_runtime. The hook is called in a thread of the worker. The
-        handler keeps running, and `after_handle` is called when it ends.
+        RMQ calls the hook in a thread of the worker. The handler keeps running, and RMQ calls
+        `after_handle` when the handler ends.
         """
 
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a handler that is not async. `call_next(delivery)` runs the handler.
+        """Called instead of a handler that is not async. `call_next(delivery)` runs the handler.
 
-        RMQ treats a return or an exception of this hook like a return or an exception of the
-        handler. If the hook does not call `call_next`, the handler does not run, but the message is
-        settled when the hook returns.
+        If this hook returns or raises, RMQ continues as if the handler had returned or raised. If
+        the hook does not call `call_next`, the handler does not run, but RMQ still settles the
+        message when the hook returns.
         """
         call_next(delivery)
 
     async def around_handle_async(
         self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async handler. It is used in the same way as `around_handle`."""
+        """Called instead of an async handler. Use it in the same way as `around_handle`."""
         await call_next(delivery)
 
     def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
-        """Called around a batch handler that is not async, with the list of deliveries.
+        """Called instead of a batch handler that is not async, with the list of deliveries.
 
-        You may call `call_next` with a part of the list. The other deliveries are also settled, as
+        You may call `call_next` with a part of the list. RMQ also settles the other deliveries, as
         if the handler had run for them.
         """
         call_next(deliveries)
@@ -104,7 +107,7 @@ class Interceptor:
     async def around_batch_async(
         self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
     ) -> None:
-        """Called around an async batch handler. It is used in the same way as `around_batch`."""
+        """Called instead of an async batch handler. Use it in the same way as `around_batch`."""
         await call_next(deliveries)
 
     def watch(self, worker: Any) -> None:
@@ -125,8 +128,8 @@ AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_
 class Hooks:
     """The methods (hooks) of a list of interceptors.
 
-    Hooks that an interceptor does not override are omitted. `before_*` hooks run in the order of
-    the list, and `after_*` hooks in reverse order. So the first interceptor is the outermost.
+    The list has only hooks that an interceptor overrides. `before_*` hooks run in the order of the
+    list, and `after_*` hooks in reverse order. So the first interceptor is the outermost.
     """
 
     __slots__ = (
@@ -156,17 +159,17 @@ class Hooks:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]
 
     def inside(self, outermost: Interceptor) -> Hooks:
-        """Return these hooks with one more interceptor, which is the outermost around handlers."""
+        """Return these hooks with one more interceptor, which runs outside of all others."""
         hooks = copy.copy(self)
         hooks.chain = (outermost, *self.chain)
         return hooks
 
     def around(self, handler: HandlerInfo) -> list[Hook]:
-        """Return the hooks of interceptors that run around a handler, outermost first.
+        """Return the `around_` hooks for a handler, outermost first.
 
         Raises:
             InvalidType: An interceptor has `around_` hooks for other kinds of handlers, but not for
-                this kind. This handler would run without the interceptor.
+                this kind. The handler would run without this interceptor.
         """
         name = AROUND[2 * bool(handler.batch) + handler.is_async]
         for interceptor in self.chain:
@@ -182,11 +185,11 @@ class Hooks:
         return self._overridden(name)
 
     def refuse_async(self, where: str, names: Iterable[str]) -> None:
-        """Raise an error if an interceptor's hooks with these names are async.
+        """Raise an error if an interceptor has an async hook with one of these names.
 
-        The caller cannot await hooks.
-
-        The argument `where` is a text that names the caller in the error.
+        Args:
+            where: Name of the caller in the error. The caller cannot await hooks.
+            names: Names of the hooks.
 
         Raises:
             InvalidType: A hook is async. The error names the hook.
@@ -205,10 +208,9 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 
 
 def _check_kinds(interceptor: Interceptor) -> None:
-    """Raise an error if an interceptor's `around_` hook has the wrong kind.
+    """Raise an error if an `around_` hook of an interceptor has the wrong kind.
 
-    The hook must not be a generator. It must be async if its name ends in `_async`, and must not be
-    async otherwise.
+    The hook must not be a generator. It must be async exactly if its name ends in `_async`.
     """
     for name in AROUND:
         hook = getattr(interceptor, name)
@@ -229,7 +231,7 @@ def _check_kinds(interceptor: Interceptor) -> None:
 def call_hook(hook: Hook, *args: Any) -> Any:
     """Call a hook of an interceptor, and return its result, which may be awaitable.
 
-    An exception is only logged.
+    If the hook raises an exception, RMQ only logs it.
     """
     try:
         return hook(*args)
@@ -245,10 +247,7 @@ def call_hooks(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
-    """Call hooks of interceptors in an event loop.
-
-    Results that are awaitable are awaited.
-    """
+    """Call hooks of interceptors in an event loop, and await their awaitable results."""
     for hook in hooks:
         result = call_hook(hook, *args)
         if inspect.isawaitable(result):
@@ -256,7 +255,10 @@ async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
 
 
 async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
-    """Await the result of an interceptor's async hook. An exception is only logged."""
+    """Await the result of an interceptor's async hook.
+
+    If the hook raises an exception, RMQ only logs it.
+    """
     try:
         await result
     except Exception:
@@ -284,7 +286,7 @@ _ATTACHED, _REGISTERED = "__rmq_middleware__", "__rmq_registered__"
 
 
 class HandlerInfo(Protocol):
-    """The facts about a handler that its middleware may read."""
+    """Facts about a handler that its middleware may read."""
 
     name: str
     is_async: bool
@@ -313,17 +315,18 @@ class Middleware:
         RMQ calls this method when the handler is registered.
 
         Raises:
-            ConfigurationError: The handler cannot be wrapped. The error says what to change.
+            ConfigurationError: The middleware cannot wrap the handler. The error says what to
+                change.
         """
 
     def check_lease(self, lease_ms: int) -> None:
         """Raise an error if the topic's lease is too short or too long for this middleware.
 
-        RMQ calls this method when it has read the topic's settings.
+        RMQ calls this method after it has read the topic's settings.
         """
 
     def check_store(self) -> None:
-        """Check that the middleware's store has everything that it needs, for example a table.
+        """Check that the store has everything that the middleware needs, such as a table.
 
         If something is missing, the worker does not start. If the store does not answer, the worker
         may start.
@@ -333,19 +336,19 @@ class Middleware:
         """
 
     async def check_store_async(self) -> None:
-        """Do the same as `check_store`, if the handler is async."""
+        """Do the same as `check_store`. RMQ calls this method for an async handler."""
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Run the handler by `call_next(value)`.
+        """Run the handler by a call of `call_next`.
 
-        Return False if the work was done before. The value is passed to the handler's parameter
-        that `parameter` names.
+        The keyword arguments of `call_next` become arguments of the handler. If an earlier
+        delivery has already done the work, return False instead of running the handler.
         """
         call_next()
         return True
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Do the same as `run`, if the handler is async."""
+        """Do the same as `run`. RMQ calls this method for an async handler."""
         await call_next()
         return True
 
@@ -353,17 +356,17 @@ class Middleware:
         """Called instead of the handler when another delivery has already done the work."""
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Do the same as `on_duplicate`, if the handler is async."""
+        """Do the same as `on_duplicate`. RMQ calls this method for an async handler."""
 
 
 def attach(function: F, middleware: Middleware, decorator: str) -> F:
     """Attach a middleware to a function, around the middleware that the function already has.
 
-    Returns:
-        The function.
+    Return the same function.
 
     Raises:
-        InvalidType: The function cannot carry middleware, or is already a registered handler.
+        InvalidType: A middleware cannot be attached to the function, or the function is already a
+            registered handler.
     """
     if not callable(function):
         raise InvalidType(f"@{decorator}: {function!r} is not a function")
@@ -383,7 +386,7 @@ def attach(function: F, middleware: Middleware, decorator: str) -> F:
 
 
 def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
-    """Return the middleware of a function, outermost first."""
+    """Return the middleware that is attached to a function, outermost first."""
     attached: tuple[Middleware, ...] = getattr(function, _ATTACHED, ())
     return attached
 
@@ -399,7 +402,7 @@ def run_through(
 ) -> bool:
     """Call a function with middleware around it.
 
-    Return False if an earlier delivery did the work.
+    If an earlier delivery has done the work, return False.
     """
 
     def run_from(position: int, filled: dict[str, Any]) -> bool:
@@ -440,7 +443,7 @@ async def run_through_async(
 def mark_registered(function: Callable[..., Any]) -> None:
     """Mark a function as a registered handler.
 
-    Later calls of `attach` are then refused, because the middleware would not run.
+    `attach` then refuses the function, because the new middleware would not run.
     """
     try:
         setattr(function, _REGISTERED, True)

@@ -1,8 +1,8 @@
 """Write and read JSON with msgspec if it is installed, otherwise with the standard library.
 
-Producers with and without msgspec write the same bytes, because RMQ uses msgspec only for bodies
-that both libraries write in the same way. The standard library handles all other bodies, and all
-errors (docs/decisions/0022).
+Producers with msgspec and producers without msgspec write the same bytes. For this reason, RMQ uses
+msgspec only for bodies that both libraries write in the same way. The standard library handles all
+other bodies, and all errors (docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class StdlibJson:
     def encode(self, body: Any) -> bytes:
         """Encode a value as JSON.
 
-        Raises TypeError, ValueError or RecursionError if this is impossible.
+        If this is impossible, raise TypeError, ValueError or RecursionError.
         """
         return self._write(body).encode()
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON. Raises ValueError or RecursionError if the bytes cannot be decoded."""
+        """Decode JSON. If the bytes cannot be decoded, raise ValueError or RecursionError."""
         return self._read(data.decode())
 
 
@@ -97,7 +97,7 @@ class MsgspecJson:
     def encode(self, body: Any) -> bytes:
         """Encode a value as JSON.
 
-        Raises TypeError, ValueError or RecursionError if this is impossible.
+        If this is impossible, raise TypeError, ValueError or RecursionError.
         """
         try:
             # An object becomes a map of its fields.
@@ -110,7 +110,7 @@ class MsgspecJson:
         return self._stdlib.encode(body)
 
     def decode(self, data: bytes) -> Any:
-        """Decode JSON. Raises ValueError or RecursionError if the bytes cannot be decoded."""
+        """Decode JSON. If the bytes cannot be decoded, raise ValueError or RecursionError."""
         try:
             return self.read_at_once(data)
         except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or invalid JSON
@@ -183,7 +183,7 @@ class JsonCodec:
     def encode(self, body: Any) -> bytes:
         """Encode a body as JSON.
 
-        If a part of the body has no JSON form, the call raises EncodeError, which names this part.
+        If a part of the body has no JSON form, raise an EncodeError that names this part.
         """
         try:
             if is_written_alike(body):
@@ -197,7 +197,7 @@ class JsonCodec:
             raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Decode a body from JSON. If the bytes are not JSON, DecodeError is raised."""
+        """Decode a body from JSON. If the bytes are not JSON, raise DecodeError."""
         try:
             return self._json.read_at_once(data)
         except Exception:

@@ -72,13 +72,13 @@ TYPES = {
 
 
 def check_name(name: object, field: str) -> str:
-    """Return the name of a topic, or a prefix of keys, if it is valid.
+    """Check the name of a topic, or a prefix of keys, and return it.
 
-    It must have 1 to 128 characters of `A-Z a-z 0-9 . _ -`.
+    A name has 1 to 128 characters of `A-Z a-z 0-9 . _ -`.
 
     Raises:
         InvalidType: The name is not a str.
-        InvalidValue: The name has another character, is empty or is too long.
+        InvalidValue: The name is empty, is too long, or has another character.
     """
     if not isinstance(name, str):
         raise InvalidType(f"{field}: {type(name).__name__}; give a str")
@@ -90,7 +90,7 @@ def check_name(name: object, field: str) -> str:
 
 
 class SlotKeys:
-    """The keys of one slot."""
+    """The keys of one slot, which is a part of a topic."""
 
     __slots__ = (
         "acked", "ackedparts", "arrivals", "audit", "bodies", "claim_stem", "created", "dead",
@@ -139,18 +139,18 @@ class SlotKeys:
 
     @property
     def schedules(self) -> bytes:
-        """The key of the topic's schedules. Only slot 0 has this key."""
+        """The key of the topic's schedules. RMQ uses only the key of slot 0."""
         return self.slot.removesuffix(b"slot") + b"schedules"
 
     @property
     def schedule_times(self) -> bytes:
-        """The key of the times at which schedules are due. Only slot 0 has this key."""
+        """The key of the times at which schedules are due. RMQ uses only the key of slot 0."""
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
     def batch(self, name: str) -> bytes:
         """Return the key of a batch.
 
-        Each batch is in a slot of the topic that gets its callback.
+        RMQ stores a batch in the topic that gets the callback of the batch, in one of its slots.
         """
         return self.slot.removesuffix(b"slot") + b"batch:" + name.encode()
 
@@ -170,8 +170,8 @@ EVENT_SLOTS = 64
 class EventKeys:
     """The keys of one event.
 
-    Events belong to no topic, and have their own slots. The CRC-32 of the event's key selects the
-    slot.
+    An event belongs to no topic. Events have their own slots, and the CRC-32 of an event's key
+    selects the slot.
     """
 
     __slots__ = ("event", "key", "undelivered", "waiters")
@@ -230,7 +230,7 @@ def leader_key(prefix: str) -> bytes:
 
 
 def problems_key(prefix: str) -> bytes:
-    """Return the hash that stores when `rmq server` first saw each problem."""
+    """Return the key of the hash that stores when `rmq server` first saw each problem."""
     return f"{prefix}:problems".encode()
 
 
@@ -252,7 +252,7 @@ def jobs_key(prefix: str) -> bytes:
 
 
 def batches_key(prefix: str) -> bytes:
-    """Return the key of the hash with the place of each batch: its topic and slot, by name."""
+    """Return the key of the hash that says in which topic and slot each batch is stored."""
     return f"{prefix}:batches".encode()
 
 
@@ -272,7 +272,7 @@ def tokens_used_key(prefix: str) -> bytes:
 
 
 def session_key(prefix: str, digest: str) -> bytes:
-    """Return the key of a browser's session, named by the digest of its id."""
+    """Return the key of a browser's session. The key contains the digest of the session's id."""
     return f"{prefix}:session:{digest}".encode()
 
 
@@ -301,8 +301,8 @@ def wake_channel(prefix: str, topic: str) -> bytes:
 def results_channel(prefix: str, topic: str, index: int) -> bytes:
     """Return the Pub/Sub channel for the results of a slot's messages.
 
-    The name begins like the name of the topic's wake-up channel, so the same ACL rules allow both
-    channels. `lua/lib/results/results.lua` builds the same name.
+    The names of this channel and of the topic's wake-up channel have the same beginning. So the
+    same ACL rules allow both channels. `lua/lib/results/results.lua` builds the same name.
     """
     return f"{prefix}:{{{topic}}}:wake:results:{index}".encode()
 
@@ -316,7 +316,7 @@ _BY_ID = ("worker", "session")
 
 
 def type_of(key: bytes) -> str | None:
-    """Return the type of value that Redis stores under an RMQ key, or None for any other key."""
+    """Return the type of a key's value in Redis, or None if the key is not a key of RMQ."""
     _, tagged, rest = key.partition(b"}:")  # `rest` may contain a caller's text
     if not tagged:
         for name in _WHOLE:

@@ -1,8 +1,10 @@
 """Keep messages in order while the number of slots of a topic changes.
 
-A layout has the earlier numbers of slots, and the slots that must wait. A resize does not move
-messages. Old messages stay in their slots, and new messages go to the new slots. A slot delivers
-nothing while another slot has older messages that its messages could overtake.
+A resize changes the number of slots, but does not move messages. Old messages stay in their slots,
+and new messages go to the new slots. A slot delivers nothing while another slot has older messages
+that its messages could overtake.
+
+A layout says which numbers of slots the topic has had, and which slots must wait.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Resizing:
     pending: tuple[int, ...]
 
     def to_redis(self) -> str:
-        """Return the resize as the text that is stored in the topic's hash."""
+        """Return the resize as the string that Redis stores in the topic's hash."""
         return f"{self.since_ms} {self.before} {','.join(map(str, self.pending))}"
 
 
@@ -43,18 +45,19 @@ class Layout:
     The current number of slots is not part of a layout.
 
     Attributes:
-        resizes: Number of times that the topic was resized.
+        resizes: How often the topic was resized.
         first: Number of slots when the topic was created. This number still selects the slots of
             claims, dedup keys, merge keys and outbox stubs.
-        most: Largest number of slots that the topic has ever had. RMQ reads all these slots.
+        most: Largest number of slots that the topic has ever had. Any of these slots may have
+            messages.
         resizing: The resize in progress, or None.
         delivered_from: Delivery number after which the current slots continue, so that numbers
             never repeat. It is the largest delivery number in former slots that had older messages,
             or 0.
-        dealt: Number of messages that waited in each slot when `max_length` was last divided among
-            the slots. Empty if the topic had no `max_length` at that time.
-        numbers: Every number of slots that the topic has had. For each of these numbers, the name
-            of a group selects one slot. The group may have messages in all these slots.
+        dealt: How many messages waited in each slot when RMQ last divided `max_length` among the
+            slots. Empty if the topic had no `max_length` at that time.
+        numbers: Every number of slots that the topic has had. With each of these numbers, the name
+            of a group selects a slot. The group may have messages in all the selected slots.
     """
 
     resizes: int
@@ -68,9 +71,9 @@ class Layout:
     def is_blocked(self, slot: int, slots: int) -> bool:
         """Return whether a slot must not deliver yet because another slot has older messages.
 
-        This keeps messages with the same `slot_basis` in order during a resize. Let d be the
-        greatest common divisor of the old and the new number of slots. Two slots can have messages
-        with the same basis if their indexes are equal modulo d.
+        So messages with the same `slot_basis` stay in order during a resize. Let d be the greatest
+        common divisor of the old and the new number of slots. Two slots can have messages with the
+        same basis if their indexes are equal modulo d.
         """
         if self.resizing is None or slot >= slots:
             return False
@@ -80,18 +83,18 @@ class Layout:
         )
 
     def part(self, slot: int, slots: int) -> Fraction:
-        """Return which part of the topic's capacity a slot gets, from 0 to 1.
+        """Return a slot's part of the topic's capacity, from 0 to 1.
 
         The parts of all slots add up to 1.
         """
         return self._parts_before(slot + 1, slots) - self._parts_before(slot, slots)
 
     def _parts_before(self, slot: int, slots: int) -> Fraction:
-        """Return the sum of the parts of all slots before this slot.
+        """Return the sum of the parts of all earlier slots.
 
-        The capacity is divided by three numbers of slots: the current number (for new messages),
-        the first number (for dedup keys) and the largest number (for old messages). Each number
-        gets a third of the capacity, which its slots share equally.
+        RMQ divides the capacity equally among the distinct numbers of slots: the current number
+        (for new messages), the first number (for dedup keys), and the largest number (for old
+        messages). All slots of a number get equal parts of its capacity.
         """
         numbers = {slots, self.first, self.most}
         return sum(Fraction(min(slot, each), each * len(numbers)) for each in numbers) or Fraction(
@@ -110,8 +113,8 @@ class Layout:
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
         """Return how many messages may wait in a slot of a resized topic.
 
-        The setting `max_length` is divided among the slots. The result is rounded up, so that every
-        slot has room for at least one message. The result is 0 if there is no limit.
+        RMQ divides the setting `max_length` among the slots, and rounds up, so that every slot has
+        room for a message. If there is no limit, the result is 0.
         """
         if not max_length:
             return 0
@@ -135,7 +138,7 @@ class Layout:
 
 
 def from_redis(stored: Mapping[str, str]) -> Layout | None:
-    """Read the layout of a topic from its hash, or return None if the topic was never resized."""
+    """Read the layout of a topic from its hash. Return None if the topic was never resized."""
     if "layout" not in stored:
         return None
     resizes, first, most, *numbers = map(int, stored["layout"].replace(",", " ").split())

@@ -44,34 +44,36 @@ class Outgoing:
         merge_key: Waiting messages with the same key become one message. Needs `time_range`.
         time_range: How long a message with a merge key waits for other messages, seconds or
             timedelta.
-        merge: Body that is kept: "first", "last", or "collect" (a list of all bodies). A list may
-            have 256 KiB, or `max_body` if this is less. If a body does not fit, it starts a new
-            list. Every merge writes the whole list again, so appending to a full list costs Redis
-            ten times as much as starting a list. A smaller `max_body` limits this cost.
+        merge: Which body RMQ keeps: "first", "last", or "collect" (a list of all bodies). A list
+            may have 256 KiB, or `max_body` if this is less. If a body does not fit, RMQ starts a
+            new list with it. Every merge writes the whole list again. So adding a body to a full
+            list costs Redis ten times as much as starting a list. A smaller `max_body` limits this
+            cost.
         extend: Whether every merge restarts the wait of `time_range`. The total wait is at most
             `max_wait`.
-        max_wait: Longest wait for a message that merges, after its first body arrived. Needed with
-            `extend`.
-        slot_basis: Text that selects the slot. Messages with the same basis are in the same slot,
-            and so in order. Default: the merge key. Without a merge key, RMQ chooses a slot.
+        max_wait: Longest wait of a message that merges, from the arrival of its first body. You
+            must give it with `extend`.
+        slot_basis: Text that selects the slot of the topic. Messages with the same basis are in the
+            same slot, and so in order. Default: the merge key. Without a merge key, RMQ chooses a
+            slot.
         headers: At most 32 names and values of type str, at most 4 KiB in total.
         expires: Time after the due time within which the message may be delivered. Default: the
             topic's setting.
-        id: Id of an earlier attempt at this send. Default: a new id. RMQ recognizes a repeated send
-            while the message exists. Ids from `new_id`, from the outbox, and from a send with a
-            `durability` are also recognized after the message is settled, for the topic's
-            `dedup_window`.
-        dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from it.
-            While a message with this key is stored, a second send is a "duplicate": RMQ stores
+        id: Id of the message. Give it to repeat an earlier send. Default: a new id. RMQ recognizes
+            a repeated send while the message exists. For ids from `new_id`, from the outbox, and
+            from a send with a `durability`, RMQ also recognizes a repeated send after the message
+            is settled, for the topic's `dedup_window`.
+        dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from the
+            key. While a message with this key is stored, a second send is a "duplicate": RMQ stores
             nothing, and the result has the id of the first message. After the first message is
             settled, a send is still a duplicate for the topic's `dedup_window`. The key selects the
             slot, unless you give a `slot_basis`. Always give the same `slot_basis` with the same
             key. You cannot combine `dedup_key` with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
-        type: Message type by which a worker chooses the handler: 1 to 128 characters of A-Z a-z 0-9
-            . _ - : / Messages of different types do not merge. If the type is None, the default
-            handler receives the message.
+        type: Message type, with 1 to 128 characters of A-Z a-z 0-9 . _ - : / A worker chooses the
+            handler by this type. Messages of different types do not merge. If the type is None, the
+            default handler receives the message.
         group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The
             topic's setting `groups` says how groups are delivered. The group's name selects one
             slot for all messages of the group. If you also give a `slot_basis`, it must be equal to
@@ -85,7 +87,7 @@ class Outgoing:
         keep_result: Time for which the result is kept after the message has ended, seconds or
             timedelta, 1 s to 30 days. Default: the option `results` of the topic object. Without
             this option, no result is kept.
-        marks: Headers that RMQ itself adds. The names of these headers begin with `rmq-`.
+        marks: Headers that RMQ itself adds. Their names begin with `rmq-`.
     """
 
     body: Any
@@ -117,7 +119,7 @@ _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
-    """Raise InvalidType for an unknown send option, and suggest an option with a similar name."""
+    """Raise InvalidType for an unknown send option, and suggest a similar option."""
     name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
     near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
@@ -130,11 +132,12 @@ class SendResult(NamedTuple):
     Attributes:
         id: Id of the sent message. You need it to repeat the send, and to cancel or get the
             message.
-        status: "stored", or "merged" (into the waiting message whose id is `into`), or "duplicate"
-            (the message was sent before, and nothing was stored).
+        status: "stored", "merged" or "duplicate". "merged" means that RMQ added the message to a
+            waiting message, whose id is `into`. "duplicate" means that the message was sent before,
+            and RMQ stored nothing.
         slot: Index of the message's slot.
-        offset: Number of the message among all messages that the slot has accepted. If nothing was
-            stored, this is the number of the slot's newest message.
+        offset: Number of the message among all messages that the slot has accepted. If RMQ stored
+            nothing, this is the number of the slot's newest message.
         into: Id of the waiting message that this message was merged into.
         durable: Durability reached: "memory", "replicated" or "fsync".
     """
@@ -191,8 +194,8 @@ class Receipt:
     def deadline(self) -> datetime | None:
         """The time at which the lease ends, by the server's clock.
 
-        None for a worker's delivery, because workers have shared leases. `Delivery.deadline` is
-        then the end of the lease.
+        The value is None for a worker's delivery, because workers have shared leases.
+        `Delivery.deadline` then has the end of the lease.
         """
         return None if shared_lease(self.score) else moment(receipt_deadline_ms(self.score))
 
@@ -261,8 +264,8 @@ class Message:
     def steps(self) -> tuple[Step, ...]:
         """The recorded parts of a handler's work (steps), the saved cursor, and the events.
 
-        The steps are in the order in which they began, and the events in the order in which they
-        arrived. All are decoded at each access. `peek` does not read them.
+        Steps are sorted by the time when they began, and events by the time when they arrived. RMQ
+        decodes them at each access. `peek` does not read them.
         """
         return tuple(decode_steps(self.step_entry))
 
@@ -270,17 +273,15 @@ class Message:
     def attempts(self) -> tuple[Attempt, ...]:
         """The failed attempts to handle this message, newest first.
 
-        The attempts are decoded at each access.
-
-        Attempts before a redrive are included. RMQ keeps the last attempt, and up to 50 earlier
-        attempts with at most 8 KiB in total. If the `number` of the oldest attempt in the list is
-        above 1, RMQ has dropped older attempts.
+        The list includes attempts before a redrive. RMQ keeps the last attempt, and up to 50
+        earlier attempts with at most 8 KiB in total. If the `number` of the oldest attempt in the
+        list is above 1, RMQ has dropped older attempts. RMQ decodes the attempts at each access.
         """
         return failure_entries.attempts(self.failure_entry)
 
     @property
     def held(self) -> bool:
-        """Whether the message must wait for messages of its group, or for a stopped group."""
+        """Whether the message waits for other messages of its group, or for a stopped group."""
         return self.queue == "store" and self.score < 0
 
     @property

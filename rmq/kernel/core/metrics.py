@@ -1,14 +1,14 @@
 """Define every metric and every log event of RMQ: names, kinds, labels and units.
 
-The module also counts how late messages are delivered.
-
 The interceptors in `rmq.interceptors` emit the metrics and the events. A label has few values, and
 never a message id.
 
-The lateness of a message is the time from its due time to its delivery. Each consumer counts its
-deliveries in buckets of lateness. Every few seconds, it adds these counts to the counts of the
-topic. Only first attempts are counted, because the due time of a retry is not stored. The function
-`lateness_s` measures another time: from the due time until the handler begins.
+The module also counts how late messages are delivered. The lateness of a message is the time from
+its due time to its delivery. Each consumer counts its deliveries in buckets of lateness. Every few
+seconds, the consumer adds these counts to the counts of the topic. RMQ counts only first attempts,
+because the due time of a retry is not stored.
+
+The function `lateness_s` measures another time: from the due time until the handler begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NONE: Counts = (0,) * BUCKETS
 def total(counts: Iterable[Counts]) -> Counts:
     """Add up the counts of several slots, bucket by bucket.
 
-    Missing buckets count as 0.
+    A missing bucket counts as 0.
     """
     return tuple(map(sum, zip(*(_filled(each) for each in counts), strict=True))) or NONE
 
@@ -35,9 +35,8 @@ def total(counts: Iterable[Counts]) -> Counts:
 def growth(now: Counts, before: Counts) -> Counts:
     """Return how much each bucket has grown between two readings.
 
-    The result is empty if a reading is unknown.
-
-    The growth is 0 if the counters were reset between the readings.
+    If a reading is unknown, the result is empty. If a counter was reset between the readings, its
+    growth is 0.
     """
     if not now or not before:
         return ()
@@ -47,12 +46,12 @@ def growth(now: Counts, before: Counts) -> Counts:
 def percentile_s(counts: Counts, share: float) -> float | None:
     """Return a percentile of lateness, in seconds.
 
-    The given share of the deliveries was not later than the result. The result is interpolated
-    within its bucket. In the last bucket, which has no upper bound, the result is the lower bound.
+    The function interpolates within a bucket. The last bucket has no upper bound, so the function
+    returns its lower bound.
 
     Args:
         counts: Deliveries per bucket.
-        share: Share of the deliveries, above 0 and at most 1.
+        share: Share of the deliveries that were not later than the result, above 0 and at most 1.
 
     Returns:
         The lateness, or None if there are no deliveries.
@@ -68,9 +67,9 @@ def percentile_s(counts: Counts, share: float) -> float | None:
 
 
 def read(stored: bytes) -> Counts:
-    """Read the counts of late messages that a slot stores as text.
+    """Read the counts of late messages that Redis stores for a slot.
 
-    The result is empty if the slot has no counts.
+    If the slot has no counts, the result is empty.
     """
     return tuple(map(int, stored.split()))[:BUCKETS]
 
@@ -102,7 +101,7 @@ class Metric(NamedTuple):
         name: Name under which the metric is exposed.
         kind: "counter" (only grows), "gauge" (goes up and down) or "histogram" (has buckets).
         unit: Unit of the value.
-        labels: Names of its labels, which `LABELS` explains.
+        labels: Names of the labels. `LABELS` explains them.
         help: Explanation in one line.
         buckets: Upper bounds of a histogram's buckets, in its unit.
     """
@@ -363,13 +362,14 @@ EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
 def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
     """Return how late a handler starts, in seconds.
 
-    The result is None for a retry, because the due time of a retry is not stored.
+    For a retry, the result is None, because Redis does not store the due time of a retry.
 
     Args:
         attempt: Number of the attempt, from 1.
         due_ms: Due time, epoch ms by the server's clock, or 0 if the message was due when it was
             sent.
-        made_ms: Time of the send, epoch ms by the sender's clock. It is used if `due_ms` is 0.
+        made_ms: Time of the send, epoch ms by the sender's clock. The function uses this time if
+            `due_ms` is 0.
         now_ms: Current time, epoch ms by this machine's clock. If the clocks differ, the result is
             wrong by the difference, but it is never below 0.
     """

@@ -5,9 +5,9 @@ The body in a message is then a reference:
     1 byte      0x43: the body is an object, in the format of `Compressed`
     the rest    msgpack: store, name, bytes, SHA-256 of the object
 
-The name of an object is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written
+The name of an object is <topic>/<stamp of the topic>/<time>-<random>, so RMQ never writes an object
 twice. Other programs may write references to Redis, so a process uses only the stores in its own
-configuration. Calls of a store block, so they run in a thread.
+configuration. Calls of a store block, so RMQ runs them in a thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ U = TypeVar("U")
 
 
 class Reference(NamedTuple):
-    """The bytes in a stored message that say where its body is: store, name, size and SHA-256."""
+    """The bytes in a stored message that say where its body is.
+
+    They name the store and the object, and contain the object's size and SHA-256.
+    """
 
     store: str
     name: str
@@ -51,7 +54,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def read(cls, packed: bytes) -> Reference:
-        """Read a reference from its bytes. Raises DecodeError if the bytes are not a reference."""
+        """Read a reference from its bytes. If the bytes are not a reference, raise DecodeError."""
         try:
             reference = cls(*msgpack.unpackb(packed))
             if tuple(map(type, reference)) == (str, str, int, bytes):
@@ -64,7 +67,7 @@ class Reference(NamedTuple):
 
     @property
     def packed(self) -> bytes:
-        """The reference as bytes of a record."""
+        """The reference as bytes, which a stored message contains."""
         packed: bytes = msgpack.packb(tuple(self))
         return packed
 
@@ -75,7 +78,7 @@ class Reference(NamedTuple):
 
 
 def not_read(packed: bytes) -> DecodeError:
-    """Return the error for a body that was not read from its object store."""
+    """Return the error for a body that RMQ has not read from its object store."""
     reference = Reference.read(packed)
     error = DecodeError(f"{reference.described}, is in a store (rmq.Offloaded)")
     error.reference = reference
@@ -108,7 +111,7 @@ class Store:
         return files, root.rstrip("/")
 
     def new_reference(self, topic: str, stamp: bytes, now_ms: int, data: bytes) -> Reference:
-        """Return the reference to an object that will be written."""
+        """Return the reference to an object that the caller will write."""
         written = datetime.fromtimestamp(now_ms // 1000, UTC).strftime(_TIME)
         name = f"{topic}/{stamp.decode()}/{written}-{os.urandom(12).hex()}"
         return Reference(self.url, name, len(data), hashlib.sha256(data).digest())
@@ -131,7 +134,7 @@ class Store:
             files.rm_file(f"{root}/{name}")
 
     def find(self, topic: str, stamp: bytes, before_ms: int) -> dict[str, int]:
-        """Return the names and sizes of a topic's objects that were written before a time."""
+        """Return the names and sizes of a topic's objects that were written before a given time."""
         files, root = self._files()
         files.invalidate_cache()
         limit = datetime.fromtimestamp(before_ms // 1000, UTC).strftime(_TIME)
@@ -153,8 +156,7 @@ _of_environment: dict[str, Store] = {}
 def open_store(url: str) -> Store:
     """Open a store for objects.
 
-    This process may read objects of the store as long as it keeps a reference to the returned
-    value.
+    The process may read objects of this store as long as you keep the returned object.
 
     Raises:
         InvalidValue, ConfigurationError: The URL is not valid, or a package is missing.
@@ -167,7 +169,8 @@ def open_store(url: str) -> Store:
 def known_stores() -> list[Store]:
     """Return the stores that this process may read.
 
-    These are the stores of all its `rmq.Offloaded` objects, and the stores in RMQ_STORES.
+    These are the stores of all `rmq.Offloaded` objects in this process, and the stores in
+    RMQ_STORES.
 
     Raises:
         InvalidValue, ConfigurationError: RMQ_STORES is not valid, or a package is missing.
@@ -180,7 +183,7 @@ def known_stores() -> list[Store]:
 
 
 def _store_of(reference: Reference) -> Store:
-    """Return the store of an object. Raises DecodeError if this process does not have the store."""
+    """Return the store of an object. If this process does not have the store, raise DecodeError."""
     with _lock:
         store = _stores.get(reference.store)
     try:
@@ -206,7 +209,7 @@ def _each(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
 
 
 def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
-    """Write objects. If an object cannot be written, remove all objects that were written.
+    """Write objects. If one of them cannot be written, remove the objects that were written before.
 
     Raises:
         StoreUnavailable: The store refused an object.
@@ -229,9 +232,9 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
 
 
 def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
-    """Read objects. Return an error for each object that is unreadable or too large.
+    """Read objects. Return the bytes or an error for each object.
 
-    An object is too large if it has more bytes than `limit`.
+    An object with more bytes than `limit` is an error. An unreadable object is also an error.
     """
 
     def read(reference: Reference) -> bytes | DecodeError:
@@ -258,7 +261,7 @@ def copy_all(
 ) -> list[Reference | None]:
     """Copy objects within their stores, for messages of a topic.
 
-    Return the new references. The reference for a missing or damaged object is None.
+    Return the new references. If an object is missing or damaged, its new reference is None.
 
     Raises:
         StoreUnavailable: This process does not have the store, or the store refused a call.
@@ -286,9 +289,9 @@ def copy_all(
 
 
 def remove_all(references: Sequence[Reference]) -> list[str]:
-    """Remove objects. Return a text for each object.
+    """Remove objects. Return a string for each object.
 
-    The text is '' if the object was removed, otherwise an error.
+    The string is '' if the object was removed, otherwise it is an error.
     """
 
     def remove(reference: Reference) -> str:

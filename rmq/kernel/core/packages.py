@@ -15,7 +15,7 @@ from rmq.errors import ConfigurationError
 def install(*extras: str) -> str:
     """Return the command that installs extras of RMQ.
 
-    The command installs from a checkout, because RMQ is not in a package index.
+    The command installs RMQ from a checkout, because RMQ is not in a package index.
     """
     return f'pip install ".[{",".join(extras)}]" in a checkout of RMQ'
 
@@ -40,13 +40,13 @@ def load(module: str, extra: str, feature: str) -> Any:
 
 
 def page(path: str) -> str:
-    """Return the text of a page of the documentation that is a part of the installation.
+    """Return the text of a page of the documentation, which is part of the installation.
 
     Args:
         path: Path of the page in a checkout.
 
     Raises:
-        ConfigurationError: The installation lacks the page.
+        ConfigurationError: The installation does not have the page.
     """
     package = importlib.import_module("importlib.resources").files("rmq")
     found = package / path
@@ -60,7 +60,7 @@ def page(path: str) -> str:
 
 
 def entry_points(group: str) -> list[Any]:
-    """Return the entry points that installed packages define for a group name."""
+    """Return the entry points of one group that installed packages define."""
     return list(importlib.import_module("importlib.metadata").entry_points(group=group))
 
 

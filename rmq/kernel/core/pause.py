@@ -40,10 +40,7 @@ class Pause(NamedTuple):
 
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
-    """Read the pause of receives or of sends from a topic's hash.
-
-    Return None if there is no pause.
-    """
+    """Read the pause of receives or of sends from a topic's hash. Return None if there is none."""
     field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None
@@ -52,7 +49,7 @@ def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
 
 
 def verbs_of(value: object) -> tuple[Verb, ...]:
-    """Return the verbs to pause for the argument "receive", "send" or "both".
+    """Return which calls to pause for the argument "receive", "send" or "both".
 
     Raises:
         InvalidValue: The argument has another value.
@@ -66,7 +63,7 @@ def verbs_of(value: object) -> tuple[Verb, ...]:
 
 
 def check_text(value: object, field: str) -> str:
-    """Return a text for `by` or `why` if it is one line and not too long.
+    """Check a text for `by` or `why`, and return it.
 
     Raises:
         InvalidValue, InvalidType: The text is too long, has line breaks, or is not a str.
@@ -84,7 +81,7 @@ def who(by: str | None) -> str:
     If `by` is None, the name is user@host.
 
     Raises:
-        InvalidValue, InvalidType: See `check_text`.
+        InvalidValue, InvalidType: The name is not valid (see `check_text`).
     """
     return _default_by() if by is None else check_text(by, "by")
 

@@ -13,7 +13,7 @@ generation = 0  # number of forks between this process and the process that impo
 
 
 def call_in_child(function: Callable[[], None]) -> None:
-    """Register a function that is called in every child process forked later."""
+    """Register a function that RMQ calls in every child process forked later."""
     if FORKS:
         os.register_at_fork(after_in_child=function)
 

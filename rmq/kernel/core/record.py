@@ -10,12 +10,13 @@
       headers   2 bytes of length and msgpack
     body        the rest; if the message collects several bodies, 4 bytes of length before each
 
-With eight bytes before the body, a 100-byte body does not need a larger allocation in Redis.
-`lua/lib/records/record.lua` reads the same format. A large body is in a separate hash, which plain
-commands write and read. This is faster, because the Lua of Redis hashes every byte of a string that
-a script gets or creates: a body of 10 KiB would cost 50 µs in three scripts, and costs 8 µs with
-plain commands. The record of a large body has the flag `LARGE` and ends with a reference instead of
-the body:
+Eight bytes before the body are few enough that a body of 100 bytes does not need a larger
+allocation in Redis. `lua/lib/records/record.lua` reads the same format.
+
+Redis stores a large body in a separate hash, and RMQ reads and writes it with plain commands. This
+is faster, because Lua in Redis hashes every byte of a string that a script gets or creates. A body
+of 10 KiB would cost 50 µs in three scripts, and costs 8 µs with plain commands. The record of a
+large body has the flag `LARGE`, and ends with a reference instead of the body:
 
     size    4 bytes
     random  8 bytes; the hash has the body in a field named by the member and these bytes
@@ -49,9 +50,11 @@ REFERENCE = 4 + RANDOM
 
 
 def reference(size: int, random: bytes) -> bytes:
-    """Return the reference that replaces a large body.
+    """Return the reference that a record has instead of a large body.
 
-    The argument `random` must have 8 bytes.
+    Args:
+        size: Size of the body, bytes.
+        random: Eight random bytes.
     """
     return size.to_bytes(4, "big") + random
 
@@ -61,28 +64,34 @@ def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
 
     Return two values: the record's first four bytes with the flag for a large body, and the
     reference.
+
+    Args:
+        head: First four bytes of the record.
+        body: The large body.
+        random: Eight random bytes.
     """
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
 def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
-    """Replace the reference in a record by the body.
+    """Put the large body into a record instead of its reference.
 
-    Return the record's first four bytes (its head) without the flag for a large body, and the rest.
+    Return two values: the record's first four bytes without the flag for a large body, and the
+    rest.
     """
     return bytes((head[0] & ~LARGE,)) + head[1:], rest[:-REFERENCE] + body
 
 
 def name_of(member: bytes, record: bytes) -> bytes:
-    """Return the hash field that has the large body of a record.
+    """Return the name of the hash field that has the large body of a record.
 
-    The argument `record` may be only the last bytes of the record.
+    The argument `record` may have only the last bytes of the record.
     """
     return member + record[-RANDOM:]
 
 
 def size_of(record: bytes) -> int:
-    """Return the size of the large body that a record refers to, in bytes."""
+    """Return the size of a record's large body, in bytes."""
     return int.from_bytes(record[-REFERENCE:-RANDOM], "big")
 
 
@@ -107,7 +116,7 @@ BARE = 8  # bytes before the body of a bare record
 
 
 def queue_position(record: bytes) -> int:
-    """Return a message's position in the queue before its first failure.
+    """Return the position that a message had in the queue before its first failure.
 
     The position is the priority or the due time. A missing record gets the lowest priority.
     """
@@ -122,7 +131,7 @@ def head(codec: int, flags: int, priority: int) -> bytes:
 
 
 def length_prefixed(data: bytes) -> bytes:
-    """Return the data, preceded by their length in two bytes."""
+    """Return the data with their length in front, as two bytes."""
     return len(data).to_bytes(2, "big") + data
 
 
@@ -135,7 +144,7 @@ def envelope(
     merge_key: str = "",
     collects: bool = False,
 ) -> tuple[bytes, bytes]:
-    """Build the beginning of a record.
+    """Build the part of a record before its body.
 
     Return the first four bytes (the head), and the bytes between the acceptance number and the body
     (the envelope).
@@ -147,7 +156,7 @@ def envelope(
             immediately.
         expires_ms: Lifetime after the due time, in ms, or 0 for no limit.
         merge_key: Merge key as it is stored. Empty if the message does not merge.
-        collects: Whether the message collects the bodies of merging messages in a list.
+        collects: Whether the message collects the bodies of the messages that merge with it.
     """
     flags, fields = 0, b""
     if due_ms is not None:
@@ -164,8 +173,8 @@ def envelope(
 def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
     """Add headers to the beginning of a record without headers.
 
-    `headers` is a msgpack map. Return the new head and the new envelope, which the function
-    `envelope` explains.
+    Return the new head and the new envelope, as the function `envelope` does. The argument
+    `headers` is a msgpack map.
     """
     return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
 
@@ -191,7 +200,8 @@ class Record(NamedTuple):
 def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
     """Read the fields before the body of a record.
 
-    Return due time and expiry in ms, merge key, headers, and the position of the body.
+    Return the due time and the expiry in ms, the merge key, the headers, and the position of the
+    body.
 
     Raises:
         DecodeError: The bytes are incomplete, or their headers cannot be read.
@@ -223,7 +233,7 @@ def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
 
 
 def read(data: bytes) -> Record:
-    """Read a record. Raises DecodeError in the same cases as `fields_of`."""
+    """Read a record. Raise DecodeError in the same cases as `fields_of`."""
     due, expires, key, headers, at = fields_of(data)
     return Record(
         data[0] >> 5,
@@ -239,11 +249,12 @@ def read(data: bytes) -> Record:
 
 
 def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple[bytes, bytes]:
-    """Build the record of a message that moves to another topic, with other headers.
+    """Build the record of a message that moves to another topic and gets other headers.
 
-    Return the first four bytes of the new record, and all its bytes from byte 9 on.
+    Return two values: the first four bytes of the new record, and its bytes from byte 9 on.
 
-    Body, codec, priority and merge key are unchanged. The message is due immediately.
+    The function does not change body, codec, priority and merge key. The message is due
+    immediately.
 
     Args:
         fields: The record.
@@ -267,11 +278,10 @@ def moved(fields: Record, headers: dict[str, str], expires_ms: int = 0) -> tuple
 
 
 def merge_key_of_type(key: str, message_type: str | None) -> str:
-    """Return a merge key in the form that is stored.
+    """Return a merge key in the form that Redis stores.
 
-    This form contains the message type, so that messages of different types do not merge.
-
-    The caller's own key must not begin with NUL.
+    This form contains the message type, so that messages of different types do not merge. The
+    caller's own key must not begin with NUL.
     """
     return key if message_type is None else f"\0{message_type}\0{key}"
 
@@ -292,14 +302,12 @@ def headers_of(data: bytes) -> dict[str, str]:
 
 
 def _headers_at(data: bytes) -> int:
-    """Return the position of the headers' length, in a record that has headers."""
     flags = data[0]
     at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
     return at + 2 + int.from_bytes(data[at : at + 2]) if flags & MERGES else at
 
 
 def _first_header_at(data: bytes) -> int:
-    """Return the position of the first header, after the two sizes that precede it."""
     at = _headers_at(data)
     return at + (5 if data[at + 2 : at + 3] == b"\xde" else 3)
 
@@ -322,9 +330,10 @@ def check_body(flags: int) -> None:
 
 
 def audit_number(data: bytes) -> bytes:
-    """Return the `<producer>.<number>` that `rmq.Audit` put on a message, or empty bytes.
+    """Return the `<producer>.<number>` that `rmq.Audit` has added to a message, or empty bytes.
 
-    Only the first header is read, as in the function `number_of` of `lua/lib/audit.lua`.
+    The function reads only the first header, as the function `number_of` of `lua/lib/audit.lua`
+    does.
     """
     at = _first_header_at(data)
     if not data[0] & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
@@ -333,20 +342,20 @@ def audit_number(data: bytes) -> bytes:
 
 
 def keep_of(data: bytes) -> int:
-    """Return for how many seconds the result of a message is kept, or 0 if it is not kept.
+    """Return for how many seconds RMQ keeps the result of a message, or 0.
 
-    Only the first header is read, or the second header of an audited message. The function
-    `keep_of` of `lua/lib/results/keep_mark.lua` does the same.
+    The function reads only the first header. If the message has an audit number, it reads the
+    second header instead. The function `keep_of` of `lua/lib/results/keep_mark.lua` does the same.
     """
     text = mark_of(data).removesuffix(b"b")
     return int(text) if text.isdigit() else 0
 
 
 def mark_of(data: bytes) -> bytes:
-    """Return the mark of a message, or b"".
+    """Return the mark of a message: the header that says how long RMQ keeps its result.
 
-    A mark has the number of seconds for which the result is kept. If the message is a member of a
-    batch, the letter b follows, and the number may be 0.
+    The mark is a number of seconds. If the message is a member of a batch, the letter b follows,
+    and the number may be 0. Without this header, return b"".
     """
     if not data[0] & HEADERS:
         return b""
@@ -359,12 +368,12 @@ def mark_of(data: bytes) -> bytes:
 
 
 def is_member(data: bytes) -> bool:
-    """Return whether a message is a member of a batch. Only the mark is read, not all headers."""
+    """Return whether a message is a member of a batch. Read only the mark, not all headers."""
     return mark_of(data).endswith(b"b")
 
 
 def batch_of(data: bytes) -> str:
-    """Return the batch of a message as `<topic> <slot> <name> <id>`, or '' if it has no batch."""
+    """Return the batch of a message as `<topic> <slot> <name> <id>`. Without a batch, return ''."""
     return headers_of(data).get(BATCH_MARK, "") if data[0] & HEADERS else ""
 
 
@@ -385,29 +394,31 @@ def collected_bodies(body: bytes) -> list[bytes]:
 
 
 def offset_of(offset_low: int, newest: int) -> int:
-    """Return the full acceptance number for its low 32 bits.
-
-    The number is computed with the newest acceptance number of the slot.
+    """Return the full acceptance number of a message from its low 32 bits.
 
     The result is exact if the slot accepted less than 2^32 messages after this message.
+
+    Args:
+        offset_low: Low 32 bits of the number.
+        newest: Acceptance number of the slot's newest message.
     """
     return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
 
 
 def number_of(data: bytes, newest: int) -> int | None:
-    """Return the acceptance number of a message, or None if its record is incomplete."""
+    """Return the acceptance number of a message. If its record is incomplete, return None."""
     if len(data) < BARE:
         return None
     return offset_of(int.from_bytes(data[4:BARE], "big"), newest)
 
 
 def shown_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers except type and group, which are shown in their own fields."""
+    """Return the headers except type and group, which have their own fields in the output."""
     return {name: text for name, text in headers.items() if name not in (TYPE_MARK, GROUP_MARK)}
 
 
 def user_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers given by the sender."""
+    """Return the headers that the sender gave."""
     return {name: text for name, text in headers.items() if not name.startswith(RESERVED)}
 
 
@@ -425,10 +436,10 @@ def is_bare(first: int) -> bool:
 
 
 def value_of(data: bytes | Record) -> bytes:
-    """Return the body of a record as its codec wrote it, decompressed.
+    """Decompress the body of a record, and return the bytes that its codec wrote.
 
-    If the message collects several bodies, the result is a list of these bodies. The list is
-    encoded in JSON if all bodies are JSON, and otherwise in msgpack.
+    If the message collects several bodies, the result is an encoded list of these bodies. The list
+    is JSON if all bodies are JSON, otherwise it is msgpack.
 
     Raises:
         DecodeError: The record is incomplete, or cannot be decompressed.
@@ -448,7 +459,7 @@ def value_of(data: bytes | Record) -> bytes:
 
 
 def bodies_of(record: Record) -> list[bytes]:
-    """Return all bodies of a message that collects bodies, or the single body of another message.
+    """Return all bodies of a message that collects bodies. For another message, return its body.
 
     Raises:
         DecodeError: A body is missing or incomplete.
@@ -458,11 +469,14 @@ def bodies_of(record: Record) -> list[bytes]:
 
 
 def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
-    """Decompress the first bytes of a record's bodies.
+    """Decompress only the beginning of the bodies of a record.
 
-    Return the bodies, each with the number of its codec, and whether they are complete.
+    Args:
+        record: The record.
+        most: Maximum number of bytes to decompress.
 
-    The argument `most` is the maximum number of bytes to decompress.
+    Returns:
+        The bodies, each with the number of its codec, and whether they are complete.
 
     Raises:
         DecodeError: A body is missing, incomplete, or damaged within these bytes.

@@ -1,6 +1,6 @@
 """Ask RMQ to keep the result of a message.
 
-A result says how a message ended. A header of the message says how long it is kept.
+A result says how a message ended. A header of the message says how long RMQ keeps the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VALUE_BYTES = 256 * 1024  # largest encoded value of a handler
 
 
 def keep_seconds(value: object, field: str = "keep_result") -> int:
-    """Convert the time for which a result is kept to whole seconds, rounded up.
+    """Convert the time for which RMQ keeps a result to whole seconds, rounded up.
 
     Raises:
         InvalidType, InvalidValue: The time is not a duration, or is not 1 s to 30 days.
@@ -33,11 +33,11 @@ class Results:
     """Keeps the result of each message that this program sends to a topic.
 
     A result says how the message ended, and has the return value of its handler. Pass this object
-    to `Client.topic`, like the option `codec`. Redis does not store it with the topic.
+    to `Client.topic`, as you do with a `codec`. Redis does not store this option with the topic.
 
     Args:
-        keep: Time for which a result is kept after the message has ended, seconds or timedelta, 1 s
-            to 30 days.
+        keep: Time for which RMQ keeps a result after the message has ended, seconds or timedelta, 1
+            s to 30 days.
     """
 
     keep: Duration = 3600
@@ -48,5 +48,5 @@ class Results:
 
     @property
     def seconds(self) -> int:
-        """Time for which a result is kept, in whole seconds."""
+        """Time for which RMQ keeps a result, in whole seconds."""
         return keep_seconds(self.keep, "results.keep")

@@ -1,10 +1,11 @@
 """Define retry policies, which say how long a failed message waits before the next delivery.
 
-A policy is stored as a ladder and a jitter. The ladder lists the longest wait before each retry, in
-ms. The jitter is the share of a wait that is random. The topic's policy is stored with each slot.
-`lua/lib/settle/retry.lua` draws the wait of a message after a nack or a rollback. If a handler or a
-message has its own policy, `draw_wait_ms` draws the wait in the same way. The worker then sends the
-wait with its nack.
+RMQ stores a policy as a ladder and a jitter. The ladder lists the longest wait before each retry,
+in ms. The jitter is the share of a wait that is random.
+
+Redis stores the topic's policy with each slot. `lua/lib/settle/retry.lua` draws the wait of a
+message after a nack or a rollback. If a handler or a message has its own policy, the worker draws
+the wait with `draw_wait_ms`, and sends the wait with its nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/. The default levels are
@@ -51,12 +52,12 @@ class Exponential:
         _share(self.jitter)
 
     def ladder(self, retries: int) -> tuple[int, ...]:
-        """Return the longest wait before each retry, ms."""
+        """Return the longest wait before each retry, in ms."""
         base, cap = duration_ms(self.base, "retry.base"), duration_ms(self.cap, "retry.cap")
         return tuple(min(cap, base << n) for n in range(retries))
 
     def to_redis(self) -> str:
-        """Return the policy as the text that Redis stores."""
+        """Return the policy as the string that Redis stores."""
         base, cap = duration_ms(self.base, "base"), duration_ms(self.cap, "cap")
         return f"exponential:{base}:{cap}:{round(self.jitter * 100)}"
 
@@ -65,7 +66,7 @@ class Exponential:
 class Levels:
     """A retry policy with a list of waits, one for each retry.
 
-    Further retries use the last wait.
+    If the list is too short, further retries use the last wait.
 
     Args:
         waits: 1 to 16 waits, seconds or timedeltas.
@@ -84,12 +85,12 @@ class Levels:
         _share(self.jitter)
 
     def ladder(self, retries: int) -> tuple[int, ...]:
-        """Return the longest wait before each retry, ms."""
+        """Return the longest wait before each retry, in ms."""
         waits = [duration_ms(wait, "retry.waits") for wait in self.waits]
         return tuple(waits[min(n, len(waits) - 1)] for n in range(retries))
 
     def to_redis(self) -> str:
-        """Return the policy as the text that Redis stores."""
+        """Return the policy as the string that Redis stores."""
         waits = ",".join(str(duration_ms(wait, "waits")) for wait in self.waits)
         return f"levels:{waits}:{round(self.jitter * 100)}"
 
@@ -98,27 +99,28 @@ class Levels:
 class Immediate:
     """A retry policy without a wait: the message may be delivered again immediately.
 
-    The text "immediate" means the same policy.
-
-    An immediate retry loses its priority and sorts after all prioritized messages. One receive in
-    five takes such retries first. A retry that waits at least 1 ms keeps its priority.
+    In text form, this policy is "immediate". An immediate retry loses its priority, and sorts after
+    all prioritized messages. One receive in five takes such retries first. A retry that waits at
+    least 1 ms keeps its priority.
     """
 
     jitter: float = 0.0
 
     def ladder(self, retries: int) -> tuple[int, ...]:
-        """Return the longest wait before each retry, ms."""
+        """Return the longest wait before each retry, in ms."""
         return (0,) * retries
 
     def to_redis(self) -> str:
-        """Return the policy as the text that Redis stores."""
+        """Return the policy as the string that Redis stores."""
         return "immediate"
 
 
 def draw_wait_ms(policy: Exponential | Levels | Immediate, attempt: int) -> int:
-    """Draw the random wait after a failed attempt, in ms, by the policy.
+    """Draw the random wait after a failed attempt, in ms.
 
-    The first delivery is attempt 1.
+    Args:
+        policy: Retry policy.
+        attempt: Number of the failed attempt. The first delivery is attempt 1.
     """
     longest = policy.ladder(max(attempt, 1))[-1]
     return round(longest * (1 - policy.jitter * random.random()))
@@ -135,10 +137,10 @@ _WORDS: dict[str, Policy] = {
 
 
 def parse_policy(value: object) -> Policy:
-    """Return the retry policy for a text such as "immediate" or "exponential:1s:10m:1".
+    """Return the retry policy for a string such as "immediate" or "exponential:1s:10m:1".
 
-    A policy object is returned unchanged. Durations in text are seconds, or have a unit: 500ms,
-    30s, 5m, 2h, 1d.
+    If the argument is a policy object, return it unchanged. A duration in the string is in seconds,
+    or has a unit: 500ms, 30s, 5m, 2h, 1d.
     """
     if isinstance(value, Exponential | Levels | Immediate):
         return value
@@ -169,7 +171,7 @@ def parse_policy(value: object) -> Policy:
 
 
 def describe(policy: Policy) -> str:
-    """Return a policy as the text that `parse_policy` reads."""
+    """Return a policy as the string that `parse_policy` reads."""
     if isinstance(policy, Exponential):
         base, cap = format_duration(policy.base), format_duration(policy.cap)
         return f"exponential:{base}:{cap}:{policy.jitter:g}"
@@ -180,9 +182,9 @@ def describe(policy: Policy) -> str:
 
 
 def from_redis(text: str) -> Policy:
-    """Read a policy from the text that Redis stores.
+    """Read a policy from the string that Redis stores.
 
-    The text has durations in ms and the jitter in percent.
+    In this string, durations are in ms, and the jitter is in percent.
     """
     kind, *rest = text.split(":")
     if kind in _WORDS and not rest:

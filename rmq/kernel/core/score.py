@@ -1,13 +1,13 @@
 """Read and write the scores that messages have in sorted sets.
 
-The score of a waiting message shows its kind, and the score of a message in flight is part of its
-receipt.
+The score of a waiting message shows what kind of message it is. The score of a message in flight is
+part of its receipt.
 
 `lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
 `lua/lib/leases/receipt.lua` make the scores. `lua/README.md`, "Scores", describes them. A family is
-a range of scores for one kind of waiting message, for example messages with a priority. The
-families follow a design that Alibaba's Taobao team published in 2021. In RMQ, the fraction of a
-score also contains the order of arrival and the state of a retry.
+a range of scores for one kind of waiting message, such as messages with a priority. The families
+follow a design that Alibaba's Taobao team published in 2021. In RMQ, the fraction of a score also
+contains the order of arrival and the state of a retry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Literal
 
 
 def moment(epoch_ms: int) -> datetime:
-    """Return epoch ms as an aware datetime."""
+    """Convert epoch ms to an aware datetime."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC)
 
 
@@ -36,7 +36,7 @@ Family = Literal["held", "retry", "priority", "timed"]
 
 
 def family(score: float) -> Family:
-    """Return the kind of a waiting message from its score in the StoreQueue."""
+    """Return the kind of a waiting message, from its score in the StoreQueue."""
     if score < 0:
         return "held"  # waits in its group's lane: lua/lib/groups/groups.lua
     if score < PRIORITY_MIN:
@@ -45,7 +45,7 @@ def family(score: float) -> Family:
 
 
 def lane_of(score: float) -> int:
-    """Return the number of a held message's group, from the score of the message.
+    """Return the number of a message's group, from the score of the held message.
 
     Scripts call this number a lane.
     """
@@ -54,9 +54,9 @@ def lane_of(score: float) -> int:
 
 
 def lane_range(lane: int) -> tuple[str, str]:
-    """Return the smallest and the largest score of a group's held messages.
+    """Return the smallest and the largest score that held messages of a group can have.
 
-    The argument is the group's number, which scripts call a lane.
+    The argument is the number of the group, which scripts call a lane.
     """
     largest = math.ldexp(2048 + lane % 2048, lane // 2048 - 11)
     end = math.ldexp(2049 + lane % 2048, lane // 2048 - 11)
@@ -64,19 +64,22 @@ def lane_range(lane: int) -> tuple[str, str]:
 
 
 def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
-    """Return the score that identifies the lease of a delivery in the PrepareQueue."""
+    """Return the score that identifies a delivery while its message is in flight."""
     return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE
 
 
 def receipt_deadline_ms(score: float) -> int:
-    """Return when the lease of a receipt ends, in epoch ms by the server's clock."""
+    """Return when the lease of a delivery ends, in epoch ms by the server's clock.
+
+    The argument is the score in the delivery's receipt.
+    """
     return int(score // 1000) * 1000
 
 
 def shared_lease(score: float) -> int:
-    """Return the number of a receipt's shared lease, or 0 if the receipt has its own deadline.
+    """Return the number of the shared lease of a delivery, from the score in its receipt.
 
-    The result is also 0 for a message that is in flight for a query.
+    If the delivery has its own deadline, or if the message is in flight for a query, return 0.
     """
     return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
 
@@ -88,10 +91,10 @@ def lease_range(number: int) -> tuple[str, str]:
 
 
 def receipt_retries_left(score: float) -> int:
-    """Return how many retries remain after the delivery that a receipt proves."""
+    """Return how many retries a message has after a delivery, from the score in its receipt."""
     return int(math.fmod(score, 1000))
 
 
 def receipt_with_deadline(score: float, deadline_s: int) -> float:
-    """Return the receipt of the same delivery with a new deadline."""
+    """Return the score for the same delivery with a new deadline."""
     return deadline_s * 1000 + math.fmod(score, 1000)

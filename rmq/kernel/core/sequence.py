@@ -1,11 +1,11 @@
 """Number the messages of a producer, so that an audit can find lost messages.
 
-Each producer counts 1, 2, 3, ... in every slot.
+Each producer counts 1, 2, 3, ... in every slot of a topic. A producer is one client in one process.
+After a fork or a restart, the client is a new producer.
 
-A producer is one client in one process. After a fork or a restart, the client is a new producer. A
-number is complete when its message was accepted, or when it is certain that no message has this
-number. For each slot, the producer stores the largest number up to which all numbers are complete,
-and regularly reports it to Redis.
+A number is complete when its message was accepted, or when it is certain that no message has this
+number. For each slot, the producer stores the largest number up to which all numbers are complete.
+The producer regularly reports this number to Redis.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Report(NamedTuple):
     """A report to Redis about the message numbers of one producer in one slot.
 
     Attributes:
-        old: Number in `sent` of the previous report.
-        sent: A number. Each number up to it belongs to an accepted message, or certainly to no
-            message.
-        ranges: Ranges of unused numbers, which no message has.
-        unused: The unused numbers as a list.
+        old: Value of `sent` in the previous report.
+        sent: Largest number up to which all numbers are complete. A complete number belongs to an
+            accepted message, or certainly to no message.
+        ranges: Ranges of numbers that no message has.
+        unused: Numbers that no message has, as a list.
     """
 
     old: int
@@ -51,9 +51,9 @@ class SlotSequence:
     """The message numbers of one producer in one slot.
 
     Attributes:
-        complete: A number. Each number up to it belongs to an accepted message, or certainly to no
-            message.
-        reported: Value of `complete` that was last reported to Redis.
+        complete: Largest number up to which all numbers are complete. A complete number belongs to
+            an accepted message, or certainly to no message.
+        reported: Value of `complete` in the last report to Redis.
         reported_at: Time of the last report, by the monotonic clock. None if there was no report.
     """
 
@@ -81,9 +81,12 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Record what happened to message numbers.
+        """Record that message numbers are complete.
 
-        Each number belongs to an accepted message, or is in `unused` if no message has it.
+        Args:
+            numbers: All complete numbers.
+            unused: The complete numbers that no message has. The other numbers belong to accepted
+                messages.
         """
         with self._lock:
             self._unused.update(unused)
@@ -100,7 +103,7 @@ class SlotSequence:
         return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
 
     def next_report(self) -> Report | None:
-        """Return the next report of message numbers, or None if all numbers are reported.
+        """Return the next report of message numbers. Return None if all numbers are reported.
 
         A report fits in one call.
         """
@@ -116,7 +119,7 @@ class SlotSequence:
     def confirm(self, report: Report) -> None:
         """Record that Redis has stored a report.
 
-        The message numbers in the report are not reported again.
+        The next reports then do not repeat the numbers of this report.
         """
         with self._lock:
             self.reported = max(self.reported, report.sent)
@@ -147,7 +150,9 @@ class ProducerSequence:
     def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
         """Return the counter of this client's message numbers in a slot.
 
-        The argument `created` is the creation time that the slot stores.
+        Args:
+            keys: Keys of the slot.
+            created: Creation time that Redis stores for the slot.
         """
         self._check_fork()
         sequence = self._slots.get((keys.slot, created))
@@ -159,7 +164,7 @@ class ProducerSequence:
         return sequence
 
     def slot_sequences(self) -> list[SlotSequence]:
-        """Return the counters of all slots that this client has sent to."""
+        """Return the counters of all slots to which this client has sent."""
         self._check_fork()
         with self._lock:
             return list(self._slots.values())
@@ -167,7 +172,7 @@ class ProducerSequence:
     def schedule_report(self) -> bool:
         """Return whether the caller must report message numbers after REPORT_S seconds.
 
-        The result is False if a report is already scheduled.
+        If a report is already scheduled, return False.
         """
         with self._lock:
             was_scheduled, self._is_scheduled = self._is_scheduled, True
@@ -183,9 +188,12 @@ class ProducerSequence:
 
 
 def headers(producer: str, number: int, others: bytes = b"") -> bytes:
-    """Return a message's headers as a msgpack map that begins with the audit number.
+    """Return the headers of a message as a msgpack map that begins with the audit number.
 
-    The argument `others` is a msgpack map of the other headers, or b"" if there are none.
+    Args:
+        producer: Id of the producer.
+        number: Number of the message.
+        others: The other headers as a msgpack map, or b"" if there are none.
     """
     text = b"%s.%d" % (producer.encode(), number)
     entry = _KEY + bytes((0xA0 | len(text),)) + text

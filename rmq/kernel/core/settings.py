@@ -1,8 +1,8 @@
-"""Define the settings of a topic: names, defaults, units, limits, and the texts that Redis stores.
+"""Define the settings of a topic: names, defaults, units, limits, and how Redis stores them.
 
 The client that creates a topic decides its settings. A client that uses the topic later names only
-the settings that it needs. If such a setting differs in Redis, the client gets an error, and
-nothing is changed. `Admin.topic_set` changes settings while producers and consumers run.
+the settings that it needs. If such a setting has another value in Redis, the client gets an error,
+and RMQ changes nothing. `Admin.topic_set` changes settings while producers and consumers run.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ DEPTH_DEFAULT, DEPTH_CEILING = 1000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Durability with which a send returns when enough replicas have the message in memory.
+    """Makes a send wait until enough replicas have the message in memory.
 
-    It uses the Redis command WAIT.
+    RMQ uses the Redis command WAIT.
 
     Args:
         n: Number of replicas that must have the message, 1 to 100.
@@ -71,19 +71,19 @@ class Replicated:
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
     def to_redis(self) -> str:
-        """Return the durability as the text that Redis stores."""
+        """Return the durability as the string that Redis stores."""
         return f"replicated:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fsync:
-    """Durability with which a send returns when enough disks have the message.
+    """Makes a send wait until enough disks have the message.
 
-    It uses the Redis command WAITAOF and needs Redis 7.2.
+    RMQ uses the command WAITAOF, which needs Redis 7.2.
 
     Args:
-        n: Number of replicas that must have the message on disk, in addition to the server, 0 to
-            100.
+        n: Number of replicas that must have the message on disk, 0 to 100. The server must always
+            have the message on disk.
         timeout: Longest wait, seconds or timedelta, at most 60 s.
     """
 
@@ -95,7 +95,7 @@ class Fsync:
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
     def to_redis(self) -> str:
-        """Return the durability as the text that Redis stores."""
+        """Return the durability as the string that Redis stores."""
         return f"fsync:{self.n}:{duration_ms(self.timeout, 'timeout')}"
 
 
@@ -104,9 +104,10 @@ _LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync
 
 
 def parse_durability(value: object) -> Durability:
-    """Return the durability for "memory" or a text such as "replicated:1:500ms".
+    """Return the durability for "memory" or a string such as "replicated:1:500ms".
 
-    A durability object is returned unchanged. The duration in a text is in seconds, or has a unit.
+    If the argument is a durability object, return it unchanged. A duration in the string is in
+    seconds, or has a unit.
     """
     if value is None or value == "memory":
         return None
@@ -128,7 +129,7 @@ def parse_durability(value: object) -> Durability:
 
 
 def describe_durability(value: Durability) -> str:
-    """Return a durability as the text that `parse_durability` reads."""
+    """Return a durability as the string that `parse_durability` reads."""
     if value is None:
         return "memory"
     kind = "replicated" if isinstance(value, Replicated) else "fsync"
@@ -136,7 +137,6 @@ def describe_durability(value: Durability) -> str:
 
 
 def _read_durability(text: str) -> Durability:
-    """Read a durability from the text that Redis stores, with a timeout in ms."""
     if text == "memory":
         return None
     try:
@@ -149,7 +149,7 @@ def _read_durability(text: str) -> Durability:
 
 
 def parse_timed_priority(value: object) -> int:
-    """Read the setting `timed_priority` from a number or a text. The text "first" means 0."""
+    """Read the setting `timed_priority` from a number or a string. The string "first" means 0."""
     if value == "first":
         return 0
     if isinstance(value, str):
@@ -167,11 +167,10 @@ def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
 
 
 class TopicSettings(TypedDict, total=False):
-    """The settings of a topic in the form in which callers give them.
+    """The settings of a topic, as callers give them.
 
-    The class `Settings` describes each setting.
-
-    Durations are seconds or a timedelta. None turns off a setting that can be off.
+    Durations are seconds or a timedelta. None turns off a setting that can be off. The class
+    `Settings` describes each setting.
     """
 
     slots: int
@@ -215,9 +214,10 @@ class Settings:
         retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
             all prioritized messages.
         dedup_window_ms: Time for which RMQ remembers the id of a settled message. With 0, a
-            repeated send stores the message again if it was settled. With 0, a merging message may
-            also collect the body of a repeated send twice.
-        max_length: Largest number of waiting messages, divided among the slots, or 0 for no limit.
+            repeated send of a settled message stores the message again. With 0, a merging message
+            may also collect the body of a repeated send twice.
+        max_length: Largest number of waiting messages, or 0 for no limit. RMQ divides this number
+            among the slots.
         overflow: How a send behaves at `max_length`: "reject", "block" or "drop_lowest".
             "drop_lowest" drops waiting messages of lower priority than the new message. It never
             drops retries, or timed messages before they are due. If a slot has too many messages,
@@ -227,25 +227,25 @@ class Settings:
             limit.
         on_expire: "dead" makes an expired message a dead letter, "drop" removes it.
         durability: Copies of the message (replicas or disks) for which a send waits.
-        dead_retention_ms: Time for which a dead letter is stored. With 0, it is stored until it is
-            redriven or purged. Older dead letters are dropped and counted when a further message
+        dead_retention_ms: Time for which Redis stores a dead letter. With 0, Redis stores it until
+            it is redriven or purged. RMQ drops and counts older dead letters when a further message
             becomes a dead letter, or when a command reads dead letters. Consumers also drop them
             once a minute.
-        unhandled_ms: Time after the due time for which a message waits if no worker has a handler
-            for its type. After this time, it becomes a dead letter. 0 means no limit.
+        unhandled_ms: How long a message waits after its due time if no worker has a handler for its
+            type. After this time, the message becomes a dead letter. 0 means no limit.
         limit: Maximum number of messages delivered per period, and maximum number of messages in
-            flight. Both are divided among the slots.
-        slo: Objective for the lateness of deliveries, such as "p99<2s", or "off". It does not
-            change the order of delivery. The doctor, the console, metrics and alerts show when the
-            objective is missed.
-        groups: How messages with a group are delivered. If it is None, the group of a message is
-            only a label.
+            flight. RMQ divides both among the slots.
+        slo: Objective for the lateness of deliveries, such as "p99<2s", or "off". The objective
+            does not change the order of delivery. The doctor, the console, metrics and alerts show
+            when the objective is missed.
+        groups: How RMQ delivers messages with a group. With None, the group of a message is only a
+            label.
         max_depth: Maximum length of a chain of follow-ups, or 0 for no limit. The setting of the
-            acked message's topic is used. If a follow-up would exceed the limit, the message with
-            this follow-up becomes a dead letter.
-        dead_to: Topic that gets a copy of each dead letter of this topic, or None. The copy is
-            stored in the same step.
-        history: Which acked messages can still be read, or None if acked messages are deleted.
+            acked message's topic applies. If a follow-up would make the chain too long, the message
+            with this follow-up becomes a dead letter.
+        dead_to: Topic that gets a copy of each dead letter of this topic, or None. Redis stores the
+            copy in the same step.
+        history: Which acked messages stay readable, or None if RMQ deletes acked messages.
         paused: Pause of deliveries, set by `Admin.topic_pause`, or None.
         sends_paused: Pause of sends, or None.
         layout: History of the topic's slots, or None if the topic was never resized.
@@ -298,8 +298,11 @@ class Settings:
     def in_slot_order(self, ordered: bool) -> bool:
         """Return whether a consumer handles each slot in order.
 
-        The argument is the option `ordered` of the consumer. If the topic has groups, the result is
-        False, because the order is then kept within each group.
+        If the topic has groups, the result is False, because RMQ then keeps the order within each
+        group.
+
+        Args:
+            ordered: Option `ordered` of the consumer.
 
         Raises:
             InvalidValue: The topic allows several messages of a group in flight at a time.
@@ -315,14 +318,14 @@ class Settings:
 
     @property
     def call_max(self) -> int:
-        """The largest number of messages that one call of a script stores or settles."""
+        """The largest number of messages that a script stores or settles in one call."""
         return GROUPED_MAX if self.groups else BATCH_MAX
 
     @property
     def all_slots(self) -> int:
         """The number of slots that may have messages.
 
-        It is the largest number of slots that the topic ever had.
+        This is the largest number of slots that the topic has ever had.
         """
         return max(self.slots, self.layout.most) if self.layout else self.slots
 
@@ -341,9 +344,9 @@ class Settings:
         return tuple(dict.fromkeys((self.slots, *past)))
 
     def slot_stamp(self, created: bytes) -> bytes:
-        """Return the creation time that the slots store.
+        """Return the creation time that Redis stores for the slots.
 
-        It is the topic's creation time, plus 1 µs for each resize.
+        This is the topic's creation time, plus 1 µs for each resize.
         """
         resizes = self.layout.resizes if self.layout else 0
         return str(int(created) + resizes).encode() if resizes else created
@@ -458,12 +461,10 @@ def _to_redis(name: str, value: Any) -> str:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a setting as text for a comparison. For `dead_to`, it is the topic's name."""
     return str(value) if name == "dead_to" else _to_redis(name, value)
 
 
 def _describe(name: str, value: Any) -> Any:
-    """Return the value of a setting as a person would write it."""
     if name == "timed_priority":
         return value or "first"
     if name.endswith("_ms"):
@@ -569,7 +570,7 @@ def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) -> None:
-    """Raise an error if the topic's settings differ from the settings that the caller named.
+    """Raise an error if the topic's settings differ from the settings that the caller gave.
 
     Raises:
         SettingsMismatch: Settings differ. The error shows both values of each setting.

@@ -1,10 +1,12 @@
 """Read and check the setting `slo` of a topic: an objective for the lateness of deliveries.
 
-A service-level objective such as "p99<2s" means that 99 of 100 messages are received less than 2 s
-after they are due. The objective is compared with the lateness of the messages received in the last
-minutes (`WINDOW_MS`). This lateness is accurate to a factor of 2, because `metrics` counts messages
-in buckets. If no message was received, the objective is compared with the time that the oldest
-message has waited. This message will be at least that late.
+A service-level objective such as "p99<2s" means that consumers receive 99 of 100 messages less than
+2 s after their due time.
+
+RMQ compares the objective with the lateness of the messages received in the last minutes
+(`WINDOW_MS`). This lateness is accurate to a factor of 2, because `metrics` counts messages in
+buckets. If no message was received, RMQ uses the time that the oldest message has waited, because
+this message will be at least that late.
 """
 
 from __future__ import annotations
@@ -43,32 +45,32 @@ class Slo(NamedTuple):
     def is_missed(self, lateness_s: float | None) -> bool:
         """Return whether a lateness misses the objective.
 
-        The result is False if the lateness is unknown (None).
+        If the lateness is None (unknown), return False.
         """
         return lateness_s is not None and lateness_s >= self.within_s
 
     def lateness_s(self, taken: Counts, late_ms: int) -> float | None:
         """Return the lateness to compare with the objective.
 
-        The result is None if no message was received and no message waits.
+        If no message was received and no message waits, return None.
 
         Args:
             taken: For each bucket of lateness, number of messages received in the last minutes.
-            late_ms: How long the oldest message that consumers may receive has waited. 0 if there
-                is no such message.
+            late_ms: Waiting time of the oldest message that consumers may receive. 0 if there is no
+                such message.
         """
         found = percentile_s(taken, self.percentile / 100)
         return late_ms / 1000 if found is None and late_ms > 0 else found
 
 
 def parse(value: object) -> Slo | None:
-    """Read an objective from text such as "p99<2s".
+    """Read an objective from a string such as "p99<2s".
 
-    Return None if the value is None or "off".
+    If the value is None or "off", return None.
 
     Raises:
-        InvalidType: The value is not text.
-        InvalidValue: The text is not an objective, or its percentile or duration is not allowed.
+        InvalidType: The value is not a str.
+        InvalidValue: The string is not an objective, or its percentile or duration is not allowed.
     """
     if value is None or value == OFF:
         return None
@@ -87,7 +89,9 @@ def parse(value: object) -> Slo | None:
 
 
 def check(value: object) -> str:
-    """Return an objective as the text that Redis stores, or "off" if there is no objective.
+    """Check an objective, and return it as the string that Redis stores.
+
+    If there is no objective, return "off".
 
     Raises:
         InvalidType, InvalidValue: See `parse`.

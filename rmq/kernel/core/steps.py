@@ -1,7 +1,7 @@
-"""Decode the steps of a message: parts of its work that are recorded, so that retries skip them.
+"""Decode the steps of a message, which are recorded parts of the work of its handler.
 
-`lua/lib/records/steps.lua` describes and writes the bytes. The data of a step have the number of a
-codec in one byte, and the value as this codec encoded it.
+A retry skips these parts. `lua/lib/records/steps.lua` describes and writes the bytes. The data of a
+step are one byte with the number of a codec, and the value as this codec has encoded it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Step(NamedTuple):
 
     Attributes:
         name: Name of the step, or key of the event. Empty for the cursor.
-        state: "begun", "done", "lost" (done, but its value could not be stored), "cursor", "event"
-            (the event for which the message waited has arrived), or "timed_out" (the event did not
-            arrive in time).
+        state: "begun", "done", "lost", "cursor", "event" or "timed_out". "lost" means that the step
+            is done, but that its value could not be stored. "event" means that the event for which
+            the message waited has arrived. "timed_out" means that the event did not arrive in time.
         at: Time of the change to this state, by the clock of Redis. For an event, time of the
             signal.
         data: The encoded value, or empty.
@@ -52,7 +52,7 @@ class Step(NamedTuple):
     def value(self) -> Any:
         """The value that the step returned, the cursor, or the event's body.
 
-        None if there is no value.
+        If there is no value, this is None.
 
         Raises:
             DecodeError: The value cannot be decoded.
@@ -77,9 +77,9 @@ class Event(NamedTuple):
 
     @property
     def body(self) -> Any:
-        """The body that was passed to `signal`.
+        """The body that the caller of `signal` has passed.
 
-        None if no body was passed, or if the time limit ended.
+        If the caller passed no body, or if the time limit ended, this is None.
 
         Raises:
             DecodeError: The body cannot be decoded.
@@ -88,7 +88,7 @@ class Event(NamedTuple):
 
 
 def split_events(items: Iterable[Step]) -> tuple[dict[str, Step], dict[str, Event]]:
-    """Split the items of a message into two dicts: its steps with the cursor, and its events."""
+    """Divide the items of a message into two dicts: steps with the cursor, and events."""
     steps, events = {}, {}
     for item in items:
         if item.state in ("event", "timed_out"):
@@ -99,7 +99,7 @@ def split_events(items: Iterable[Step]) -> tuple[dict[str, Step], dict[str, Even
 
 
 def decode_steps(entry: bytes) -> Iterator[Step]:
-    """Decode the steps of a message. Items after a damaged item are omitted."""
+    """Decode the steps of a message, up to the first damaged step."""
     at = 0
     while at + 2 <= len(entry):
         state, name_end = entry[at : at + 1], at + 2 + entry[at + 1]
@@ -155,7 +155,7 @@ def encode_event(codec: Codec, body: object) -> bytes:
 
 
 def value_of(step: Step, message: object) -> Any:
-    """Return the value of a step, or of the cursor, of a message.
+    """Return the value of a step or of the cursor.
 
     Raises:
         DecodeError: The value cannot be decoded. The error names the step.

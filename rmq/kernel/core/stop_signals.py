@@ -1,6 +1,6 @@
 """Handle the signals that stop a process.
 
-The first SIGTERM or SIGINT asks a worker to stop. The second ends the worker immediately.
+The first SIGTERM or SIGINT asks a worker to stop. The second signal ends the worker immediately.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ END_S = 2.0  # time from a second signal to the forced end of the process
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Call a function for each of the given signals, with the signal's number and frame.
+    """Call a function when one of these signals arrives, in a `with` block.
 
-    The old handlers are restored at the end of the `with` block.
+    The function gets the number of the signal and the frame. At the end of the block, the old
+    handlers of the signals return.
     """
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     try:
@@ -35,7 +36,7 @@ def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator
 class StopSignals:
     """Records the signals that ask a process to stop.
 
-    Signals are recorded while the context manager `received` is active.
+    Use the context manager `received` to record signals.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,16 @@
 """Check arguments: whole numbers, ranges of numbers, durations, times, invisible characters.
 
-Each check raises an error that names the field, the wrong value and a correct value. All code for
-durations is in this module: `duration_ms` checks a value, `parse_duration` reads a text, and
-`format_duration` writes a text. Ranges of numbers are a sorted list of (first, last) pairs. Ranges
-that touch are joined. `UNSEEN` contains the invisible characters, and the characters that change
-the direction of text. Bodies, errors, headers and names come from other people, so the command line
-and the console show these characters as codes. ASCII control characters are not part of `UNSEEN`,
-because a terminal and a web page treat them differently.
+Each check raises an error that names the field, the wrong value and a correct value.
+
+All code for durations is in this module: `duration_ms` checks a value, `parse_duration` reads a
+string, and `format_duration` writes a string.
+
+A list of ranges is a sorted list of (first, last) pairs. Ranges that touch are joined.
+
+`UNSEEN` contains the invisible characters, and the characters that change the direction of text.
+Bodies, errors, headers and names come from other people, so the command line and the console show
+these characters as codes. ASCII control characters are not part of `UNSEEN`, because a terminal and
+a web page treat them differently.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ UNREADABLE = (
 
 
 def from_numbers(numbers: Iterable[int]) -> Ranges:
-    """Return numbers in rising order as a list of (first, last) ranges."""
+    """Return a list of (first, last) ranges for numbers in rising order."""
     return union((number, number) for number in numbers)
 
 
@@ -100,9 +104,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration in seconds from text.
+    """Read a duration in seconds from a string.
 
-    A wrong text raises ValueError, which shows the accepted forms.
+    If the string is wrong, raise a ValueError that shows the accepted forms.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -111,7 +115,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(value: Duration) -> str:
-    """Return a duration as the text that `parse_duration` reads."""
+    """Return a duration as the string that `parse_duration` reads."""
     value = value.total_seconds() if isinstance(value, timedelta) else value
     if value < 1:
         return f"{value * 1000:g}ms" if value else "0s"
@@ -122,7 +126,7 @@ def format_duration(value: Duration) -> str:
 
 
 def span(ms: float, gap: str = "", minute: str = "m") -> str:
-    """Return a length of time as text for people, with at most two units, such as h and min.
+    """Return a length of time as text for people, with at most two units such as h and min.
 
     Args:
         ms: Length of time, ms.
@@ -142,7 +146,7 @@ def span(ms: float, gap: str = "", minute: str = "m") -> str:
 
 
 def utf8(text: str, field: str) -> bytes:
-    """Return a text as UTF-8. Raises InvalidValue if it contains a surrogate."""
+    """Encode text as UTF-8. If the text contains a surrogate, raise InvalidValue."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -150,7 +154,7 @@ def utf8(text: str, field: str) -> bytes:
 
 
 def check_int(value: object, field: str, low: int, high: int) -> int:
-    """Return a whole number if it is in [low, high]. Raise an error for all other values."""
+    """Check that a value is a whole number from `low` to `high`, and return it."""
     if isinstance(value, bool) or not isinstance(value, int):
         hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
         raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
@@ -163,9 +167,9 @@ _TYPE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
 def check_message_type(value: object) -> str:
-    """Return a message type if it is valid, or raise an error.
+    """Check a message type, and return it.
 
-    It must have 1 to 128 characters of A-Z a-z 0-9 . _ - : /.
+    A message type has 1 to 128 characters of A-Z a-z 0-9 . _ - : /.
     """
     if not isinstance(value, str):
         raise InvalidType(f"type: {value!r}; give a str")
@@ -175,14 +179,14 @@ def check_message_type(value: object) -> str:
 
 
 def check_priority(value: object) -> int:
-    """Return a priority if it is 17 to 1 048 575, or raise an error."""
+    """Check that a priority is 17 to 1 048 575, and return it."""
     return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
 
 
 def check_rate(value: float | None) -> None:
-    """Raise an error for a wrong rate.
+    """Check a rate, which is None (unlimited) or a number of messages per second.
 
-    A rate is None (unlimited), or a number above 0 and up to a billion per second.
+    The number must be above 0 and at most a billion.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is not None and not (is_number and 0 < value <= 1e9):
@@ -227,7 +231,8 @@ def _longest(ms: int) -> str:
 def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
     """Convert a time (an aware datetime or epoch ms) to whole epoch ms, rounded up.
 
-    If `allow_past` is True, a time before 2001 is replaced by the earliest time that RMQ can store.
+    If `allow_past` is True, the function replaces a time before 2001 by the earliest time that RMQ
+    can store.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
@@ -255,11 +260,11 @@ def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
 
 
 def check_due_ms(value: object, field: str, now_ms: int) -> int:
-    """Return a due time in epoch ms.
+    """Check a due time, and return it in epoch ms.
 
-    A message with a past time is due immediately. A time more than a year ago is refused as a
-    mistake. A more recent time is accepted, because the client's clock (`now_ms`) may be wrong, and
-    because the call may reach Redis late.
+    A message with a past time is due immediately. If the time is more than a year ago, the function
+    raises an error, because the time is probably a mistake. A more recent time is not an error: the
+    client's clock (`now_ms`) may be wrong, and the call may reach Redis late.
     """
     ms = check_epoch_ms(value, field)
     if ms < now_ms - YEAR_MS:
@@ -271,7 +276,7 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
 
 
 def one_of(value: object, field_name: str, words: tuple[str, ...]) -> str:
-    """Return a text if it is one of these words."""
+    """Check that a value is one of some words, and return it."""
     if not isinstance(value, str) or value not in words:
         raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
     return value
@@ -280,7 +285,7 @@ def one_of(value: object, field_name: str, words: tuple[str, ...]) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a hint for an error, such as `, did you mean 'x'?`.
 
-    Return '' if no name is similar.
+    If no name is similar, return ''.
     """
     import difflib  # only errors need it
 
