@@ -1,12 +1,13 @@
 """Compute the Redis ACL rules that a program of RMQ needs.
 
-Each role is for one kind of program, and lists the scripts and plain commands that the program
-sends. Redis checks each command inside a script against the rights of the calling user, so a role
-needs every command of its scripts. The rules do not contain a password, and do not enable or
-disable a user.
+Each role is for one kind of program. A role lists the scripts and the plain commands that the
+program sends. Redis checks each command inside a script against the rights of the user who calls
+the script. So a role needs every command of its scripts. The rules do not contain a password, and
+do not enable or disable a user.
 
-The rules limit commands, keys and channels, but not the protocol. If the scripts of two roles use
-the same commands, each role can do the work of the other (docs/security.md has the details).
+The rules limit commands, keys and channels, but not how a program combines them. If the scripts of
+two roles use the same commands, each role can do the work of the other (docs/security.md has the
+details).
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class AclRules(NamedTuple):
     Attributes:
         roles: Roles of the user.
         keys: Patterns of keys that the user may read and write.
-        read_keys: Patterns of keys that the user may only read. Redis 6.2 does not support such
+        read_keys: Patterns of keys that the user may only read. Redis 6.2 does not support these
             patterns, so for 6.2 they are part of `keys`.
         channels: Patterns of Pub/Sub channels.
         commands: Commands that the user may call, with `|` before a subcommand.
@@ -212,7 +213,7 @@ class AclRules(NamedTuple):
     def words(self) -> list[str]:
         """Return the rules as words of `ACL SETUSER`.
 
-        The words replace all rights of the user, and keep the passwords.
+        The words replace all rights of the user, but keep the passwords.
         """
         selectors = [] if self.server_version == "6.2" else ["clearselectors"]
         return [*selectors, "resetkeys", "-@all", *self.file_words()]
@@ -220,7 +221,7 @@ class AclRules(NamedTuple):
     def file_words(self) -> list[str]:
         """Return the rules as words for a line of an ACL file.
 
-        A user in an ACL file begins without rights, so these words need not remove rights.
+        A user in an ACL file has no rights at first, so these words need not remove any.
         """
         return [
             "resetchannels",  # a new user has all channels on Redis 6.2
@@ -239,7 +240,7 @@ def acl_rules(
     prefix: str = "rmq",
     server_version: ServerVersion = "7.2",
 ) -> AclRules:
-    """Return the rights that a Redis user needs for one or more roles.
+    """Return the rights that a Redis user needs for one or several roles.
 
     Args:
         roles: One role or several: "producer", "consumer", "worker", "operator", "viewer",
@@ -290,7 +291,7 @@ def acl_rules(
 
 @functools.cache
 def commands_of(role: Role) -> frozenset[str]:
-    """Return the Redis commands that the scripts and the clients of a role send."""
+    """Return the Redis commands that a program with this role needs."""
     if not SCRIPTS[role]:
         return COMMANDS[role]
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
@@ -300,7 +301,6 @@ def commands_of(role: Role) -> frozenset[str]:
 
 
 def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
-    """Return patterns that match all keys of the given topics and of their slots."""
     if pattern.endswith("*"):
         return [f"{prefix}:{{{pattern}}}:*"]  # it also matches the slots
     # Not `{orders_*}`, which would match the slots of a topic `orders_eu`.

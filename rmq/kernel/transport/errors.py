@@ -1,14 +1,16 @@
 """Classify errors of Redis, and convert them to errors of RMQ.
 
 The code at the beginning of a reply identifies the error. The text after the code does not identify
-it, because it may contain names: a topic may be called "uploading" or "readonly-orders". redis-py
-removes some codes from the text. In this case, the exception class identifies the error. Source of
-the table: the server's error codes, and the exceptions of redis-py 5 to 8.
+the error, because it may contain names: a topic may be called "uploading" or "readonly-orders".
+redis-py removes some codes from the text. In this case, the exception class identifies the error.
+Source of the table: the server's error codes, and the exceptions of redis-py 5 to 8.
 
-The function `denied` explains a refusal by the ACL: it shows the refused command, key or channel,
-and the rule to add. If the command is inside a script, Redis 6.2 and 7.0 do not name the command.
-The function then finds the command by the line number in the error. The function `advice` explains
-TLS errors, because the text of OpenSSL names the failed check, but not the cause.
+The function `denied` explains a refusal by the ACL. Its error shows the refused command, key or
+channel, and the rule to add. If a script has sent the refused command, Redis 6.2 and 7.0 do not
+name the command. The function then finds the command by the line number in the error.
+
+The function `advice` explains TLS errors, because the text of OpenSSL names the failed check, but
+not the cause.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from rmq.kernel.transport.lua.error_places import with_places
 class KeepsResults(ScriptFailed):
     """Raised if the script `ack` did nothing because the slot keeps results of messages.
 
-    The caller must call the script `ack_then` instead.
+    The caller must then call the script `ack_then`.
     """
 
 
@@ -82,7 +84,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
 
 
 def _commands(what: str, text: str) -> list[str]:
-    """Return the refused command, or all commands on the refused line of the script."""
+    """Return the refused command, or all commands on the line of the script that Redis refused."""
     named = _COMMAND.search(text)
     if named:
         return [_with_subcommand(named[1].lower())]
@@ -94,7 +96,7 @@ def _commands(what: str, text: str) -> list[str]:
 
 
 def _with_subcommand(command: str) -> str:
-    """Return the ACL rule that permits a command, with its subcommand.
+    """Return the ACL rule that permits a command with its subcommand.
 
     Redis 6.2 does not name the subcommand in the error.
     """
@@ -103,7 +105,7 @@ def _with_subcommand(command: str) -> str:
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for all keys of a key's slot, or the key if it is in no slot."""
+    """Return a pattern for all keys of a key's slot. If the key is in no slot, return the key."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 
@@ -116,7 +118,7 @@ REDIS_ERRORS = (redis.RedisError, OSError)  # all errors that connections of red
 
 
 class Kind(Enum):
-    """The kinds of errors. Each kind says what the transport does next."""
+    """The kinds of errors. The kind of an error says what the transport does next."""
 
     RELOAD = "the script is not in this server's cache: load it and repeat"
     AGAIN = "not executed; the server will be ready in a while"
@@ -162,12 +164,11 @@ _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
 
 def code_of(error: BaseException) -> str:
-    """Return the code of an error reply, such as "READONLY", or "" if the reply has none."""
+    """Return the code of an error reply, such as "READONLY". If it has no code, return ""."""
     return _read(error)[0]
 
 
 def _read(error: BaseException) -> tuple[str, str]:
-    """Return the code of an error reply, and the text after it."""
     text = str(error)
     for cls in type(error).__mro__:
         if cls.__name__ in _CLASSES:
@@ -198,13 +199,13 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def forbids(error: BaseException) -> bool:
-    """Return whether an error says that a command is unknown or not permitted."""
+    """Return whether an error says that a command is unknown or forbidden."""
     code, text = _read(error)
     return code == "NOPERM" or bool(_UNKNOWN.match(text))
 
 
 def translate(error: BaseException, script: str, keys: list[str], wrong_key: str = "") -> RMQError:
-    """Convert the error of a command that Redis refused to an error of RMQ.
+    """Convert Redis' refusal of a command to an error of RMQ.
 
     Args:
         error: The exception of redis-py.
@@ -258,7 +259,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
 
 
 def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
-    """Return the RMQ error for a server that refuses writes with the code MISCONF.
+    """Return the error for a server that refuses writes with the code MISCONF.
 
     Args:
         name: Name of the command.
@@ -275,7 +276,6 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
 
 
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for a code of RMQ's own scripts and the named key or argument."""
     if code == "RMQGONE":
         return TopicVanished(
             f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
@@ -324,7 +324,6 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
 
 
 def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
-    """Return the RMQ error for a refused user or password, or for a missing right."""
     if rest.startswith(_PASSWORD_MISSING):
         return ConfigurationError(
             f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
@@ -364,7 +363,7 @@ _REFUSED = (
 
 
 def advice(text: str, has_certificate: bool) -> str | None:
-    """Return advice about an error of a TLS connection, or None for other errors.
+    """Return advice about an error of a TLS connection. For other errors, return None.
 
     Args:
         text: Text of the error.

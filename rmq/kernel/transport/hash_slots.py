@@ -1,10 +1,10 @@
 """Find the hash slot of a key in a Redis Cluster, and the node that serves this slot.
 
-The command CLUSTER SLOTS returns the table of nodes for all ranges of slots. Between two reads of
-this table, MOVED replies correct single slots.
+The command CLUSTER SLOTS returns a table that says which node serves which slots. Between two reads
+of this table, MOVED replies correct single slots.
 
-`divide` splits a command with keys in several hash slots, because one call may only use one hash
-slot.
+One call may use keys of only one hash slot. So `divide` splits a command whose keys are in several
+slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANEW = -2  # value in `next_ready` for a slot whose topic was deleted or created
 
 
 class Divided(NamedTuple):
-    """The parts of a divided command, and a function that joins the values of the parts."""
+    """The parts of a divided command, and the function that joins their values."""
 
     parts: list[Command[Any]]
     join: Callable[[Sequence[Any]], Any]
@@ -33,10 +33,10 @@ class Divided(NamedTuple):
 def divide(command: Command[Any], hash_slot: HashSlot) -> Divided | None:
     """Divide a command into parts, each with the keys of one hash slot.
 
-    Return None if all keys are in one slot.
+    If all keys are in one slot, return None.
 
-    Call the function `join` of the result with the values or RMQErrors of the parts. It returns the
-    joined value, or raises the first RMQError that concerns the caller.
+    Call the function `join` of the result with the values or RMQErrors of the parts. `join` returns
+    the joined value, or raises the first RMQError that concerns the caller.
     """
     if command.script.name != "next_ready":
         return None  # every other script works on one slot
@@ -93,15 +93,15 @@ Node = tuple[str, int]  # host and port
 
 
 def hash_slot(key: bytes | str) -> int:
-    """Return the hash slot of a key, or of the key's hash tag."""
+    """Return the hash slot of a key. If the key has a hash tag, only the tag counts."""
     return key_slot(key.encode() if isinstance(key, str) else key, HASH_SLOTS)
 
 
 def address_of(host: Any, port: Any, answered: Node) -> Node:
-    """Return the address of a node from the reply of another node.
+    """Return the address of a node that another node has named in its reply.
 
     Args:
-        host: Host of the node. If it is empty, the node is on the host that replied.
+        host: Host of the node. If the host is empty, the node is on the host that replied.
         port: Port of the node.
         answered: Node that replied.
     """
@@ -119,7 +119,7 @@ class SlotTable:
         version: Number of times that the whole table was read.
         nodes: Nodes in the last reply to CLUSTER SLOTS, including replicas.
         suspects: Nodes that did not answer the last call. The value for a node is the monotonic
-            time at which calls with `fails_fast` try it again.
+            time from which calls with `fails_fast` try the node again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
@@ -140,13 +140,13 @@ class SlotTable:
         return sorted({node for node in self._masters if node is not None})
 
     def any_node(self) -> Node | None:
-        """Return any master, preferably one that answers, or None if no master is known."""
+        """Return a master, or None if no master is known. Prefer a master that answers."""
         masters = self.masters()
         good = [node for node in masters if node not in self.suspects]
         return random.choice(good or masters) if masters else None
 
     def candidates(self) -> list[Node]:
-        """Return the nodes from which the table can be read, in the order in which to try them."""
+        """Return the nodes that can return the table, in the order in which to ask them."""
         known = list(self.nodes)
         random.shuffle(known)
         nodes = list(dict.fromkeys([*known, *self._seeds]))
@@ -157,8 +157,8 @@ class SlotTable:
 
         Args:
             node: The node.
-            took_s: Duration of the attempt in seconds. With None, an old connection was dead, so
-                the node may be tried again immediately.
+            took_s: Duration of the attempt in seconds. None means that an old connection was dead,
+                so a caller may try the node again immediately.
         """
         pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
         self.suspects[node] = time.monotonic() + pause_s
@@ -168,7 +168,7 @@ class SlotTable:
         self.suspects.pop(node, None)
 
     def is_away(self, node: Node) -> bool:
-        """Return whether a node did not answer, and calls with `fails_fast` must not try it yet."""
+        """Return whether a node did not answer. Calls with `fails_fast` must not try it yet."""
         return self.suspects.get(node, 0.0) > time.monotonic()
 
     def note_moved(self, slot: int, node: Node) -> bool:

@@ -18,12 +18,12 @@ class LeaderReply(NamedTuple):
 
 
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
-    """Make a server the leader if there is no other leader, or extend its leadership.
+    """Make a server the leader if there is no other leader. If it is the leader, extend its time.
 
     Args:
         prefix: First part of every key.
         server: Name of this server.
-        hold_ms: Duration of the leadership from now, ms.
+        hold_ms: How long the server is the leader from now, ms.
     """
     return Command(
         script_loader.load("leader_renew"),
@@ -34,5 +34,5 @@ def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]
 
 
 def leader_release(prefix: str, server: str) -> Command[bool]:
-    """End the leadership of a server. Return False if this server was not the leader."""
+    """End the leadership of a server. If this server was not the leader, return False."""
     return Command(script_loader.load("leader_release"), (leader_key(prefix),), [server], bool)

@@ -20,7 +20,7 @@ HostPort = tuple[str, int]
 
 
 def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
-    """Return host and port of each node that a URL names.
+    """Return the host and the port of each node that a URL names.
 
     Args:
         url: URL with a scheme of CLUSTER_SCHEMES.
@@ -49,7 +49,7 @@ def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
 
 
 def of_a_node(url: str, scheme: str, node: HostPort) -> str:
-    """Return the URL of one node. It has the user, password and options of the cluster's URL."""
+    """Return the URL of one node, with the user, password and options of the cluster's URL."""
     user, _, _, query = _parts(url)
     host, port = node
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -74,7 +74,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]+)(?::(\d*))?")
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """The sentinels of a service, and options for connections to sentinels and master."""
+    """The sentinels of a service, and options for connections to the sentinels and the master."""
 
     hosts: tuple[HostPort, ...]
     service: str
@@ -172,7 +172,7 @@ class Address:
     def of_a_node(self) -> Address:
         """The address of the cluster's first node, with the same options.
 
-        If the address does not name a cluster, it is returned unchanged.
+        If this address does not name a cluster, it is the address itself.
         """
         if not self.nodes:
             return self
@@ -187,16 +187,16 @@ class Address:
 
     @property
     def described(self) -> str:
-        """The URL without its passwords, with a remark if it is the default URL."""
+        """The URL without its passwords. If this is the default URL, a remark says so."""
         if self.is_default:
             return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
         return self.shown
 
 
 def redact(url: str) -> str:
-    """Replace all passwords in a URL, or in a text with URLs, by `***`.
+    """Replace the passwords in a URL, or in a text with URLs, by `***`.
 
-    Passwords in options of the URL are also replaced.
+    The function also replaces passwords in the options of a URL.
     """
     url = re.sub(r"(password=)[^&\s]*", r"\1***", url)
     return re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)

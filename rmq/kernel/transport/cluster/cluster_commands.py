@@ -78,9 +78,9 @@ class ClusterCommands:
 
     Args:
         address: Address of the cluster, shown in errors.
-        retry_for: Number of seconds for which a failed command is repeated.
+        retry_for: How long to repeat a failed command, in seconds.
         timeout_s: Longest wait for a reply.
-        table: Table that says which node serves which slot, shared with the transport.
+        table: Table that says which node serves which slot. The transport uses the same table.
         loaded: Scripts that this client has loaded on each node. A node loses them when it
             restarts.
     """
@@ -120,9 +120,9 @@ class ClusterCommands:
         """Execute several commands on their nodes, with one parallel round trip for each node.
 
         Returns:
-            A list with the value or RMQError of each command, and the nodes' reply to WAIT or
-                WAITAOF. The reply is the smallest of all nodes, or the error of a node that refused
-                to wait.
+            Two values. The first is a list with the value or RMQError of each command. The second
+            is the smallest reply of a node to WAIT or WAITAOF, or the error of a node that refused
+            to wait.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -177,12 +177,11 @@ class ClusterCommands:
     def on_every_master(self, step: OnEveryMaster) -> Operations[list[Any]]:
         """Execute a plain command on all masters, and return their replies.
 
-        The masters that replied are stored in `step.addresses`.
+        The method stores the masters that replied in `step.addresses`.
 
         Raises:
             RMQError: A master refused the command, or the retry deadline has passed. If the step
-                allows missing masters, the error about the deadline is raised only if no master
-                answered.
+                allows missing masters, the deadline is an error only if no master answered.
         """
         name = step.what
         yield from self._run([RoutedCall(None, ("PING",))], name, None)  # until the cluster answers
@@ -239,7 +238,7 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Send calls until each has ended. Return the nodes' replies to WAIT or WAITAOF."""
+        """Send the calls until each has ended. Return the nodes' replies to WAIT or WAITAOF."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -279,9 +278,9 @@ class ClusterCommands:
             raise translate(failure, name, []) from failure
 
     def _fail_fast(self, calls: Sequence[RoutedCall], deadline: RetryDeadline) -> bool:
-        """End calls that may fail fast if their node cannot be reached.
+        """End the calls that may fail fast, if their node cannot be reached.
 
-        Return whether one ended.
+        Return whether a call has ended.
         """
         failed = False
         for call in calls:
@@ -356,7 +355,7 @@ class ClusterCommands:
                 confirmed.append(replies[-1])
 
     def _serves(self, node: Node, part: Sequence[RoutedCall]) -> bool:
-        """Return whether a node is still the master of the slots of its calls.
+        """Return whether a node is still the master for its calls.
 
         A master process may be frozen, and a failover may replace it. When the frozen process
         continues, it still answers the calls that it received before, but the cluster loses the
@@ -372,7 +371,6 @@ class ClusterCommands:
         loads: Sequence[Script],
         replies: Iterator[Any],
     ) -> Operations[None]:
-        """Record the replies of a node to SCRIPT LOAD commands and calls."""
         refusals: dict[Script, BaseException] = {}
         for script, reply in zip(loads, replies, strict=False):
             if isinstance(reply, BaseException):
@@ -441,7 +439,6 @@ class ClusterCommands:
     # --- replies ---------------------------------------------------------------------------------
 
     def _value(self, call: RoutedCall) -> Operations[Any]:
-        """Return the value of a call that has ended, or its RMQError."""
         assert isinstance(call.command, Command)
         if isinstance(call.reply, RMQError):
             return call.reply
@@ -462,9 +459,9 @@ class ClusterCommands:
             raise translate(call.reply, name, shown) from call.reply
 
     def _scan(self, name: str, words: Sequence[Any]) -> Operations[Any]:
-        """Read one page of all keys of the cluster, one master after another.
+        """Read one page of all keys of the cluster. The pages come from one master after another.
 
-        The cursor is b"0" at the beginning and at the end. For all other pages it is
+        The cursor is b"0" at the beginning and at the end. For all other pages, it is
         `<host>:<port>/<cursor of the node>`.
         """
         if not self._table.version:

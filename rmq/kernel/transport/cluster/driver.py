@@ -1,6 +1,7 @@
 """Run flows on a Redis Cluster. `ClusterDriver` is generated from `AsyncClusterDriver`.
 
-`cluster_commands` has the rules: which node gets a command, and which commands are repeated.
+A flow is a generator that yields commands and waits. `cluster_commands` has the rules: which node
+gets a command, and which commands are repeated.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ T = TypeVar("T")
 class AsyncClusterDriver(AsyncTransport):
     """Runs flows on a cluster, for tasks of one event loop.
 
-    It has the arguments of `Transport`. The `max_connections` of the address limits the
-    connections to each node.
+    A flow is a generator that yields commands and waits. The arguments are the same as for
+    `Transport`. The `max_connections` of the address limits the connections to each node.
     """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
@@ -56,14 +57,14 @@ class AsyncClusterDriver(AsyncTransport):
 
     @property
     def epoch(self) -> int:
-        """A number that grows whenever connections have died.
+        """A number that grows when connections have died.
 
-        Subscriptions that began at a smaller number are replaced.
+        RMQ then replaces subscriptions that have a smaller number.
         """
         return self._current_pools().epoch
 
     async def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command, as `Transport.raw_command` describes."""
+        """Execute a plain command. See `Transport.raw_command`."""
         return await self._drive(self._cluster.raw_command(name, words))
 
     async def _command(self, command: Command[T]) -> T:
@@ -102,7 +103,6 @@ class AsyncClusterDriver(AsyncTransport):
         return AsyncNodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
 
     def _current_pools(self) -> AsyncNodePools:
-        """Return the pools of this process and event loop. After a fork, they are new pools."""
         if not self._pools.is_own:
             self._pools = self._new_pools()
         return self._pools
@@ -118,9 +118,8 @@ class AsyncClusterDriver(AsyncTransport):
     async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed to channels.
 
-        Any node may be used, because each node gets all Pub/Sub messages.
-
-        Only a shard channel needs a certain node, which is the master of its slot.
+        Each node gets all Pub/Sub messages, so the connection may lead to any node. Only a shard
+        channel needs a certain node, the master of its slot.
         """
         if not self._table.version:
             await self._refresh(0)
@@ -137,10 +136,10 @@ class AsyncClusterDriver(AsyncTransport):
         return subscribed
 
     def _connection_to(self, node: Node) -> Any:
-        """Return a new, unconnected connection for Pub/Sub messages of a node.
+        """Return a new, unconnected connection for the Pub/Sub messages of a node.
 
         The connection waits only ANSWER_S seconds for the node, because the caller can continue
-        with other nodes. If a node does not answer, it is not used for some time.
+        with other nodes. If the node does not answer, RMQ does not try it again for some time.
         """
         brief_s = min(ANSWER_S, self.timeout_s)
         timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}

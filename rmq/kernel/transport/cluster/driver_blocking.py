@@ -35,8 +35,8 @@ from rmq.kernel.transport.url import Address
 class ClusterDriver(Transport):
     """Runs flows on a cluster, for threads.
 
-    It has the arguments of `Transport`. The `max_connections` of the address limits the
-    connections to each node.
+    A flow is a generator that yields commands and waits. The arguments are the same as for
+    `Transport`. The `max_connections` of the address limits the connections to each node.
     """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
@@ -53,14 +53,14 @@ class ClusterDriver(Transport):
 
     @property
     def epoch(self) -> int:
-        """A number that grows whenever connections have died.
+        """A number that grows when connections have died.
 
-        Subscriptions that began at a smaller number are replaced.
+        RMQ then replaces subscriptions that have a smaller number.
         """
         return self._current_pools().epoch
 
     def raw_command(self, name: str, *words: Any) -> Any:
-        """Execute a plain command, as `Transport.raw_command` describes."""
+        """Execute a plain command. See `Transport.raw_command`."""
         return self._drive(self._cluster.raw_command(name, words))
 
     def _command(self, command: Command[T]) -> T:
@@ -99,7 +99,6 @@ class ClusterDriver(Transport):
         return NodePools(self._connector, self.address.max_connections, wait_s, self.timeout_s)
 
     def _current_pools(self) -> NodePools:
-        """Return the pools of this process and event loop. After a fork, they are new pools."""
         if not self._pools.is_own:
             self._pools = self._new_pools()
         return self._pools
@@ -115,9 +114,8 @@ class ClusterDriver(Transport):
     def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
         """Return a connection that is subscribed to channels.
 
-        Any node may be used, because each node gets all Pub/Sub messages.
-
-        Only a shard channel needs a certain node, which is the master of its slot.
+        Each node gets all Pub/Sub messages, so the connection may lead to any node. Only a shard
+        channel needs a certain node, the master of its slot.
         """
         if not self._table.version:
             self._refresh(0)
@@ -134,10 +132,10 @@ class ClusterDriver(Transport):
         return subscribed
 
     def _connection_to(self, node: Node) -> Any:
-        """Return a new, unconnected connection for Pub/Sub messages of a node.
+        """Return a new, unconnected connection for the Pub/Sub messages of a node.
 
         The connection waits only ANSWER_S seconds for the node, because the caller can continue
-        with other nodes. If a node does not answer, it is not used for some time.
+        with other nodes. If the node does not answer, RMQ does not try it again for some time.
         """
         brief_s = min(ANSWER_S, self.timeout_s)
         timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}

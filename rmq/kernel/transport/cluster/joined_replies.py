@@ -15,9 +15,9 @@ from rmq.kernel.transport.single.server_commands import parsed
 
 
 def is_redirection(error: BaseException) -> bool:
-    """Return whether a call may be repeated immediately after an error.
+    """Return whether the caller may repeat a call immediately after an error.
 
-    Such an error names another node, or says that a script is missing.
+    The error then names another node, or says that a script is missing.
     """
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
@@ -25,7 +25,7 @@ def is_redirection(error: BaseException) -> bool:
 def is_away(error: BaseException) -> bool:
     """Return whether an error says that a node cannot be reached, or is not ready.
 
-    If the error names another node that serves the slots, the result is False.
+    If the error names another node for the slots, return False.
     """
     is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
     return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
@@ -34,7 +34,7 @@ def is_away(error: BaseException) -> bool:
 def joined(
     command: Command[Any], join: Callable[[Sequence[Any]], Any], values: Sequence[Any]
 ) -> Any:
-    """Join the values of a command that was sent to several nodes in parts.
+    """Join the values of a command that RMQ has sent to several nodes in parts.
 
     Return the value of the whole command, or an RMQError.
     """
@@ -60,7 +60,6 @@ def least(replies: Sequence[Any], durability: Replicated | Fsync | None) -> Any:
 
 
 def _in_order(order: list[int], replies: list[Any]) -> list[Any]:
-    """Sort the values of a command's parts by the order of its keys."""
     flat = [value for reply in replies for value in reply]
     return [value for _, value in sorted(zip(order, flat, strict=True), key=lambda pair: pair[0])]
 

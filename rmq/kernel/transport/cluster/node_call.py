@@ -19,7 +19,7 @@ _ASKING = pack(("ASKING",))
 
 
 class RoutedCall:
-    """A call to a node, and its state.
+    """A call to a node of the cluster, and the state of this call.
 
     Args:
         slot: Hash slot of the keys, or None if any node can execute the command.
@@ -27,12 +27,12 @@ class RoutedCall:
         node: Node that gets the call. Default: the master of the slot.
 
     Attributes:
-        asked: Node that an ASK reply named, or None. The next attempt sends ASKING and the call to
-            this node.
+        asked: Node that an ASK reply has named, or None. The next attempt sends ASKING and the call
+            to this node.
         count: Number of replies to the call.
         losses: Number of attempts without a reply.
         error: Reason to send the call again, or None if the call has ended.
-        reply: Reply to the ended call, or the error with which the node refused it.
+        reply: Reply to the ended call, or the error with which the node refused the call.
     """
 
     __slots__ = ("asked", "command", "count", "error", "losses", "node", "reply", "slot")
@@ -51,7 +51,7 @@ class RoutedCall:
 
     @property
     def script(self) -> Script | None:
-        """The script that is called, or None for a plain command."""
+        """The script that the call executes, or None for a plain command."""
         if isinstance(self.command, Command) and self.command.script.sha:
             return self.command.script
         return None
@@ -62,7 +62,7 @@ class RoutedCall:
         return isinstance(self.command, Command) and self.command.fails_fast
 
     def pack(self) -> bytes:
-        """Return the commands of this call as bytes, and store their number in `count`."""
+        """Encode the commands of this call as bytes. Store the number of commands in `count`."""
         if isinstance(self.command, Command):
             packed, self.count = request_of(self.command)
         else:
@@ -105,7 +105,7 @@ class RoutedCall:
 def pack_calls(
     loads: Sequence[Script], part: Sequence[RoutedCall], wait: bytes
 ) -> tuple[bytes, int]:
-    """Return commands for a node as bytes, and the number of replies to expect."""
+    """Encode the commands for a node as bytes. Return the bytes and the number of replies."""
     words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
     texts = map(pack, words)
     packed = b"".join([*texts, *(call.pack() for call in part), wait])
@@ -115,14 +115,14 @@ def pack_calls(
 def missing_scripts(
     part: Iterable[RoutedCall], loaded: set[Script], load_first: bool
 ) -> list[Script]:
-    """Return the scripts to load on a node together with its calls.
+    """Return the scripts that RMQ must load on a node together with its calls.
 
     Args:
         part: Calls to the node.
         loaded: Scripts that the node has.
-        load_first: Whether to load all scripts before the calls. Otherwise, scripts are loaded when
-            the node has reported that they are missing. A call that is repeated after this report
-            may run after later calls.
+        load_first: Whether to load all missing scripts before the calls. Otherwise, RMQ loads a
+            script only after the node has reported that it is missing. RMQ then repeats the call,
+            which may run after later calls.
     """
     scripts = {
         call.script: None
@@ -138,9 +138,9 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 
 def worst_error(calls: Sequence[RoutedCall]) -> BaseException:
-    """Return the error that decides when several calls are tried again.
+    """Return the error that counts if several calls are tried again.
 
-    A lost reply has precedence over all other errors.
+    A lost reply counts more than any other error.
     """
 
     def weight(error: BaseException) -> int:

@@ -1,7 +1,8 @@
 """Keep connections to the nodes of a Redis Cluster, in two pools for each node.
 
-Connections of the first pool wait for a reply for the client's timeout. Connections of the second
-pool wait only ANSWER_S seconds. They are for callers that can continue with other nodes.
+A connection of the first pool waits for a reply as long as the client's timeout. A connection of
+the second pool waits only ANSWER_S seconds. The second pool is for callers that can continue with
+other nodes.
 
 `NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
 """
@@ -27,9 +28,7 @@ P = TypeVar("P", Pool, AsyncPool)
 
 
 class _NodePoolsState(Generic[P]):
-    """The pools of connections to all nodes.
-
-    Subclasses are for threads and for tasks.
+    """The pools of connections to all nodes. Subclasses are for threads and for tasks.
 
     Args:
         kind: Class of the pools.
@@ -66,7 +65,7 @@ class _NodePoolsState(Generic[P]):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process may use the pools. A forked process may not."""
+        """Whether this process may use the pools. A forked child may not use its parent's pools."""
         return self._generation == process.generation
 
     def _pool_of(self, part: NodeExchange) -> P:
@@ -78,7 +77,6 @@ class _NodePoolsState(Generic[P]):
         return pool
 
     def _remove_others(self, nodes: frozenset[Node]) -> list[P]:
-        """Remove the pools of all nodes except `nodes`, and return the removed pools."""
         removed = [self._pools.pop(key) for key in list(self._pools) if key[0] not in nodes]
         self.base_epoch += sum(pool.epoch + 1 for pool in removed)
         return removed
@@ -92,7 +90,7 @@ class NodePools(_NodePoolsState[Pool]):
         self.refreshing = threading.Lock()
 
     def keep(self, nodes: frozenset[Node]) -> None:
-        """Close the connections to all nodes except `nodes`."""
+        """Close the connections to all nodes that are not in `nodes`."""
         for pool in self._remove_others(nodes):
             pool.close()
 
@@ -151,14 +149,14 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
     def is_own(self) -> bool:
         """Whether this process and event loop may use the pools.
 
-        The first event loop that reads this property owns the pools.
+        The first event loop that reads this property becomes the owner of the pools.
         """
         loop = asyncio.get_running_loop()
         self.loop = self.loop or loop
         return self.loop is loop and super().is_own
 
     async def keep(self, nodes: frozenset[Node]) -> None:
-        """Close the connections to all nodes except `nodes`."""
+        """Close the connections to all nodes that are not in `nodes`."""
         for pool in self._remove_others(nodes):
             await pool.close()
 

@@ -1,4 +1,7 @@
-"""Run flows on a Redis Cluster with blocking calls."""
+"""Run flows on a Redis Cluster with blocking calls.
+
+A flow is a generator that yields commands and waits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from rmq.kernel.transport.single.subscription import SubscribedConnection
 
 
 class ClusterTransport(ClusterDriver):
-    """Runs flows on a cluster with blocking calls, for any number of threads."""
+    """Runs flows on a cluster with blocking calls, for any number of threads.
+
+    A flow is a generator that yields commands and waits.
+    """
 
     uses_shard_channels = True
 
@@ -56,8 +62,8 @@ class ClusterTransport(ClusterDriver):
     def is_current(self, subscribed: SubscribedConnection) -> bool:
         """Return whether a subscription still gets all messages of its channels.
 
-        This is true if no connection has died since the subscription began, and if its shard
-        channels still have the same masters.
+        This is true if no connection has died since the subscription began. Each shard channel must
+        also have the same master as before.
         """
         return subscribed.epoch == self.epoch and all(
             self._table.node_of(slot) in (node, None) for slot, node in subscribed.shards.items()

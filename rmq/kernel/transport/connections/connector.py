@@ -38,7 +38,6 @@ class _Packer(HiredisRespSerializer):
     """Encodes the commands that redis-py itself sends on a blocking connection, such as SELECT."""
 
     def pack(self, *words: Any) -> list[bytes]:
-        """Return a command as the bytes that are sent."""
         packed: list[bytes] = super().pack(*as_text(words))
         return packed
 
@@ -49,10 +48,10 @@ class Connector:
     Args:
         address: Address of the server.
         timeout_s: Maximum wait of a connection for a reply, in seconds.
-        pool_class: Class ConnectionPool of redis-py, blocking or asyncio. RMQ uses it only to read
-            the URL, and has its own pools.
-        retry_class: Class Retry of redis-py that fits `pool_class`. RMQ uses it to turn off the
-            retries of redis-py.
+        pool_class: Class ConnectionPool of redis-py, blocking or asyncio. RMQ uses this class only
+            to read the URL, and has its own pools.
+        retry_class: Class Retry of redis-py, blocking or asyncio. RMQ uses this class to turn off
+            the retries of redis-py.
         embedded: Server of an `embedded://` address.
     """
 
@@ -73,7 +72,7 @@ class Connector:
         self._factory = self._read_url()
 
     def new(self, kind: Any = None, **changes: Any) -> Any:
-        """Return a new connection object of redis-py, not yet connected.
+        """Return a new connection object of redis-py, which is not connected yet.
 
         Args:
             kind: Class of the connection, or None for redis-py's class for the URL.
@@ -109,7 +108,7 @@ class Connector:
     def close(self) -> None:
         """Refuse to make more connections.
 
-        The embedded server stops if no other connector uses it.
+        If no other connector uses the embedded server, this stops the server.
         """
         self._is_closed = True
         if self.embedded is not None:
@@ -129,7 +128,7 @@ class Connector:
             return factory
 
     def _options(self) -> dict[str, Any]:
-        """Return the options of each connection: all, so redis-py uses no default."""
+        """Return all options of a connection, so that redis-py uses none of its defaults."""
         keepalive = {
             "socket_keepalive": True,
             "socket_keepalive_options": {

@@ -1,4 +1,7 @@
-"""Define errors of connections: whether a command was sent, and whether to retry immediately."""
+"""Define errors of connections.
+
+An error says whether the command was sent, and whether the caller may retry immediately.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
 class NotConnected(redis.ConnectionError):
-    """No connection could be made, so nothing was sent."""
+    """Raised if no connection could be made. The command was not sent."""
 
 
 class ConnectionsBusy(redis.ConnectionError):
-    """All connections were in use, so nothing was sent."""
+    """Raised if all connections were in use. The command was not sent."""
 
 
 class StaleConnection(redis.ConnectionError):
-    """A connection failed that had worked before.
+    """Raised if a connection has failed that had worked before.
 
     The caller can immediately retry on a new connection.
     """
@@ -38,7 +41,7 @@ def is_not_master(error: BaseException) -> bool:
 def as_not_connected(error: BaseException) -> BaseException:
     """Convert the error of a failed attempt to connect into the error NotConnected.
 
-    An error reply of the server is returned unchanged.
+    If the error is a reply of the server, return it unchanged.
     """
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
@@ -48,7 +51,7 @@ def as_not_connected(error: BaseException) -> BaseException:
 def as_stale(error: BaseException) -> BaseException:
     """Convert the error of a connection that had worked before into the error StaleConnection.
 
-    An error reply of the server is returned unchanged.
+    If the error is a reply of the server, return it unchanged.
     """
     if code_of(error) or not isinstance(error, _BROKEN):
         return error
@@ -57,7 +60,7 @@ def as_stale(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def keep_cancellation() -> Iterator[None]:
-    """Raise CancelledError after a block if redis-py has lost a cancellation in the block.
+    """Raise CancelledError after a `with` block if redis-py has lost a cancellation in the block.
 
     redis-py sends with `asyncio.wait_for`, which may lose a cancellation before Python 3.12.
     """

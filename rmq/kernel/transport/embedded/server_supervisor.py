@@ -38,10 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Refusal(Exception):
-    """Raised if the server cannot be started or used.
-
-    The text of the error is for the user.
-    """
+    """Raised if the server cannot be started or used. Its text is for the user."""
 
 
 def socket_path(directory: str) -> str:
@@ -92,7 +89,7 @@ def prepare(directory: str) -> None:
 def record(directory: str) -> dict[str, Any]:
     """Return the data that the running supervisor has written into the lock file.
 
-    The result is empty if the supervisor has ended, or if the file is unreadable.
+    If the supervisor has ended, or if the file is unreadable, the result is empty.
     """
     try:
         with open(os.path.join(directory, LOCK), "rb") as file:
@@ -113,9 +110,9 @@ def log_tail(directory: str) -> str:
 
 
 def private_fault(directory: str) -> str | None:
-    """Return why a directory is not private enough for the socket, or None if it is private enough.
+    """Return why a directory is not private enough for the socket, or None if it is private.
 
-    This directory is not the data directory.
+    This directory has only the socket, not the data.
     """
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
@@ -128,7 +125,7 @@ def private_fault(directory: str) -> str | None:
 
 
 def server_arguments(directory: str, address: str) -> list[str]:
-    """Return the configuration of the server as command line arguments."""
+    """Return the configuration of the server, as arguments of its command line."""
     return [
         *("--port", "0"),
         *("--unixsocket", address, "--unixsocketperm", "700"),
@@ -139,7 +136,7 @@ def server_arguments(directory: str, address: str) -> list[str]:
 
 
 class Version(NamedTuple):
-    """Name and version of a server."""
+    """Name and version of a server program."""
 
     name: str  # "Redis" or "Valkey"
     numbers: tuple[int, ...]
@@ -154,7 +151,7 @@ class Version(NamedTuple):
 
 
 def version_of(binary: str) -> Version | None:
-    """Return the version that a server program prints, or None if it does not print a version."""
+    """Return the version that a server program prints. If it prints no version, return None."""
     try:
         output = subprocess.run(
             [binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10
@@ -176,9 +173,10 @@ def written_by(directory: str) -> Version | None:
 
 
 def reads(version: Version, wrote: Version) -> bool:
-    """Return whether a server can read the files that another server wrote.
+    """Return whether a server can read the files that another server has written.
 
-    Redis 7.4 and Valkey 9 have different formats of RDB files, which the other server cannot read.
+    The RDB files of Redis 7.4 and of Valkey 9 have different formats. Neither server can read the
+    files of the other.
     """
     if version.name == wrote.name:
         return version.numbers[:2] >= wrote.numbers[:2]
@@ -192,8 +190,8 @@ def reads(version: Version, wrote: Version) -> bool:
 def _refuse_unreadable(directory: str, binary: str) -> None:
     """Raise a Refusal if a server cannot read the directory.
 
-    Such a server would stop, or start without the data. For example, Redis 7 moved the AOF to a
-    folder that older versions do not read.
+    Otherwise the server would stop, or would start without the data. For example, Redis 7 moved the
+    AOF to a folder that older versions do not read.
     """
     version, wrote = version_of(binary), written_by(directory)
     folder = os.path.join(directory, "appendonlydir")
@@ -219,7 +217,7 @@ def _refuse_unreadable(directory: str, binary: str) -> None:
 
 
 def _note(directory: str, binary: str) -> None:
-    """Record in the directory which server now writes its files."""
+    """Record in the directory which server now writes the files."""
     version = version_of(binary)
     if version is not None and version != written_by(directory):
         path = os.path.join(directory, VERSION)

@@ -1,4 +1,4 @@
-"""Let threads and tasks wait for their part of a shared call (`rmq.kernel.core.callers`)."""
+"""Let threads and tasks wait for their part of a shared call (see `rmq.kernel.core.callers`)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class WaitingThread(Caller):
         self.thread = threading.get_ident()  # 0: the caller has its outcome
 
     def claim(self, leader: Caller) -> bool:
-        """Join a call that another caller makes. Return False if this thread no longer waits."""
+        """Join a call that another caller makes. If this thread no longer waits, return False."""
         role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
     def lead(self, permit: Permit) -> bool:
         """Let this thread make the next call for all waiting callers.
 
-        Return False if this thread no longer waits.
+        If this thread no longer waits, return False.
         """
         permit.thread = self.thread
         if self._role.setdefault(None, permit) is not permit:
@@ -68,7 +68,7 @@ class WaitingThread(Caller):
     def wait(self, coalescer: Coalescer) -> None:
         """Wait for the outcome, or for a permit to make the call.
 
-        After WAIT_S seconds, the outcome is APART: the thread must make a separate call.
+        After WAIT_S seconds, the outcome is APART. The thread must then make a separate call.
         """
         while not self._woken.acquire(timeout=WAIT_S):
             role = self._role.setdefault(None, APART)
@@ -83,12 +83,12 @@ class WaitingThread(Caller):
                 return
 
     def permit(self) -> Permit | None:
-        """Return the permit if this thread must make the shared call, or None."""
+        """Return the permit if this thread must make the shared call, otherwise None."""
         role = self._role.setdefault(None, APART)
         return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
-        """Forget the permit for a shared call, because it was given back."""
+        """Forget the permit for a shared call, because the coalescer has it back."""
         self._role[None] = APART
 
 
@@ -96,10 +96,10 @@ class CoalescingThreads:
     """Makes shared calls for the threads that use one transport."""
 
     def coalesce(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
-        """Wait for a shared call or make it. Return this caller's outcome.
+        """Wait for a shared call, or make the call. Return this caller's outcome.
 
         Args:
-            step: Step with the part that this caller adds to the call.
+            step: Step that has this caller's item for the call.
             run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
@@ -176,7 +176,7 @@ class WaitingTask(Caller):
     def claim(self, leader: Caller) -> bool:
         """Join a shared call, which this or another task makes.
 
-        Return False if the task no longer waits.
+        If the task no longer waits, return False.
         """
         if self.is_called or self.future.done() or self.loop.is_closed():
             return False
@@ -186,7 +186,7 @@ class WaitingTask(Caller):
     def lead(self, permit: Permit) -> bool:
         """Start the next call for all waiting callers.
 
-        Return False if this task no longer waits.
+        If the task no longer waits, return False.
         """
         if not self.claim(self):
             return False
@@ -208,10 +208,10 @@ class CoalescingTasks:
     async def coalesce(self, step: Coalesce, run: Callable[[Any], Awaitable[Any]]) -> Any:
         """Wait for a shared call, and return this caller's outcome.
 
-        The call runs in a separate task, so the cancellation of a caller does not end the call.
+        The call runs in a separate task. So a cancellation of the caller does not end the call.
 
         Args:
-            step: Step with the part that this caller adds to the call.
+            step: Step that has this caller's item for the call.
             run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
@@ -267,7 +267,7 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """End waits longer than WAIT_S with the outcome APART, as long as callers wait."""
+        """End waits longer than WAIT_S seconds with the outcome APART, while callers wait."""
         if coalescer.loop is not loop:
             return
         now = time.monotonic()
@@ -285,11 +285,11 @@ class CoalescingTasks:
 def coalesced(
     coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
 ) -> Flow[T]:
-    """Make the request of one caller, in a separate call or in a call that several callers share.
+    """Make one caller's request, in a separate call or in a call that several callers share.
 
     Args:
-        coalescer: Object that makes the shared calls. Each caller gets a result or an error of the
-            same kind as from `alone`.
+        coalescer: Object that makes the shared calls. A shared call gives each caller the same
+            kinds of results and errors as `alone`.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
         alone: Function that makes the request in a separate call.
     """

@@ -1,4 +1,8 @@
-"""Define the steps that a flow yields to its transport: commands, pipelines, pauses, signals."""
+"""Define the steps of a flow: commands, pipelines, pauses, signals.
+
+A flow is a generator that yields these steps. A transport executes each step, and sends the result
+back.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ ROUND_S = 120.0
 
 
 def next_looks(turn: int, slots: int) -> range:
-    """Return the slots of a topic that a sleeping consumer checks next.
+    """Return the slots that a sleeping consumer of a topic checks next.
 
     Args:
         turn: Index of the slot at which the previous check ended. If the index is 0 or after the
             last slot, the check begins at slot 0.
-        slots: Number of slots.
+        slots: Number of slots of the topic.
     """
     first = turn if turn < slots else 0
     count = max(LOOKS, math.ceil(slots * POLL_S / ROUND_S))
@@ -38,18 +42,18 @@ def next_looks(turn: int, slots: int) -> range:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Command(Generic[T]):
-    """A call of one script, and the function that parses its reply.
+    """A call of one script, and the function that parses the reply.
 
     Attributes:
         script: The script.
         keys: KEYS of the script.
         args: ARGV of the script.
         parse: Function that converts the reply to a value, or raises an RMQError.
-        marks_repeats: Whether a repeated call has an additional last argument 1.
+        marks_repeats: Whether RMQ adds the argument 1 to a repeated call.
         write: Words of a plain command that Redis executes before the script, in one transaction.
         fails_fast: Whether the call fails immediately if the master of its slot in a cluster is
-            missing. The error's attribute `_repeat_for` is then the number of seconds for which the
-            caller may repeat the call.
+            missing. The error's attribute `_repeat_for` then says for how many seconds the caller
+            may repeat the call.
         args_alone: Function that returns the ARGV of a call with the same effect, but without
             `write`.
     """
@@ -86,9 +90,9 @@ def script_call(
 
     Args:
         name: Name of the script.
-        keys: Object that has the keys as attributes: the keys of a slot, or of an event.
+        keys: Object that has the keys as attributes, such as the keys of a slot or of an event.
         args: ARGV of the script.
-        parse: Function that turns the reply into a value.
+        parse: Function that converts the reply to a value.
         options: Further attributes of the `Command`.
     """
     key_values = script_loader.key_getter(name)(keys)
@@ -98,13 +102,13 @@ def script_call(
 def is_master_away(value: object) -> bool:
     """Return whether a command failed because its master is missing.
 
-    Only commands with `Command.fails_fast` fail in this way.
+    Only a command with `Command.fails_fast` fails in this way.
     """
     return isinstance(value, StorageError) and value._repeat_for is not None
 
 
 class Pipeline:
-    """Execute commands in one round trip.
+    """Executes commands in one round trip.
 
     The step returns a list with the value or the RMQError of each command.
     """
@@ -116,10 +120,11 @@ class Pipeline:
 
 
 class DurablePipeline:
-    """Execute commands in one round trip, then wait until replicas or disks have the writes.
+    """Executes commands in one round trip, then waits until replicas or disks have the writes.
 
-    The step returns a tuple of three parts: the values or RMQErrors of the commands, the number of
-    replicas that confirmed, and 1 if the server's own disk confirmed (otherwise 0).
+    The step returns a tuple of three parts. The first part has the values or RMQErrors of the
+    commands. The second part is the number of replicas that confirmed. The third part is 1 if the
+    server's own disk confirmed, otherwise 0.
     """
 
     __slots__ = ("commands", "durability")
@@ -130,7 +135,7 @@ class DurablePipeline:
 
 
 class RawCommand:
-    """Execute a plain command that only reads, or is safe to repeat.
+    """Executes a plain command that only reads, or is safe to repeat.
 
     The step returns the raw reply.
     """
@@ -143,7 +148,7 @@ class RawCommand:
 
 
 class OnEveryMaster:
-    """Execute a plain command on each master of a cluster, or on the only server.
+    """Executes a plain command on each master of a cluster, or on the only server.
 
     The command must be safe to repeat. The step returns the list of raw replies.
 
@@ -151,7 +156,7 @@ class OnEveryMaster:
         what: Name of the command in errors.
         words: The command.
         without: Addresses of masters to skip. The command then succeeds if one master answers in
-            time. If `without` is None, all masters must answer.
+            time. With None, all masters must answer.
 
     Attributes:
         addresses: Masters of a cluster that replied, as host:port, in the order of the replies.
@@ -169,7 +174,7 @@ class OnEveryMaster:
 
 
 class AcceptsTransactions:
-    """Check whether the server runs a script in a transaction. The check changes nothing.
+    """Checks whether the server runs a script in a transaction. The check changes nothing.
 
     The step returns True or False.
 
@@ -184,7 +189,7 @@ class AcceptsTransactions:
 
 
 class Sleep:
-    """Wait for a number of seconds."""
+    """Waits for a number of seconds."""
 
     __slots__ = ("seconds",)
 
@@ -193,7 +198,7 @@ class Sleep:
 
 
 class InBackground:
-    """Run another flow after a number of seconds, unless the client is closed earlier."""
+    """Runs another flow after a number of seconds, unless the client is closed before."""
 
     __slots__ = ("flow", "seconds")
 
@@ -203,7 +208,7 @@ class InBackground:
 
 
 class Await:
-    """Wait for an async interceptor. Only an async transport can execute this step."""
+    """Waits for an async interceptor. Only an async transport can execute this step."""
 
     __slots__ = ("awaitable",)
 
@@ -212,7 +217,7 @@ class Await:
 
 
 class InThread:
-    """Make a blocking call, for example of an object store. An async transport uses a thread.
+    """Makes a blocking call, for example of an object store. An async transport uses a thread.
 
     The step returns the result of the call.
     """
@@ -233,15 +238,15 @@ class Parked:
         self._wake: Callable[[], object] | None = None
 
     def note_news(self) -> None:
-        """Tell the caller that there is news. This ends its current or its next wait."""
+        """Tell the caller that there is news. This ends the current wait or the next wait."""
         self._has_news = True
         if self._wake is not None:
             self._wake()
 
     def wake_by(self, wake: Callable[[], object]) -> None:
-        """Set a function that is called when there is news.
+        """Set a function that RMQ calls when there is news.
 
-        If there is news already, the function is called immediately.
+        If there is news already, RMQ calls the function immediately.
         """
         self._wake = wake
         if self._has_news:
@@ -250,14 +255,14 @@ class Parked:
     def forget_news(self) -> None:
         """Discard the news, so that only later news ends a wait.
 
-        After this call, the caller must check once whether the event for which it waits has
+        After this call, check once whether the event for which the caller waits has already
         happened.
         """
         self._has_news, self._wake = False, None
 
 
 class Park:
-    """Wait until a parked caller has news, at most for a number of seconds."""
+    """Waits until a parked caller has news, at most for a number of seconds."""
 
     __slots__ = ("parked", "seconds")
 
@@ -267,13 +272,13 @@ class Park:
 
 
 class Coalesce:
-    """Make a request in a call that other callers may share.
+    """Makes a request in a call that other callers may share.
 
-    The step returns the outcome for this caller. An error of the call is raised.
+    The step returns the outcome for this caller. If the call fails, the step raises the error.
 
     Args:
         coalescer: A `rmq.kernel.core.callers.Coalescer`.
-        item: Part that this caller adds to the shared call, for example a message.
+        item: Item that this caller adds to the shared call, for example a message.
         size: Size of the item, bytes.
     """
 
@@ -286,9 +291,9 @@ class Coalesce:
 
 
 class Subscription:
-    """A consumer's subscription to the topic's wake-ups, and to a channel of its own.
+    """A consumer's subscription to the topic's wake-ups, and to the consumer's own channel.
 
-    A send can deliver a message on the consumer's own channel, which is a hand-over.
+    A send can deliver a message directly on the consumer's own channel. This is called a hand-over.
 
     Args:
         channel: Pub/Sub channel of the topic's wake-ups.
@@ -296,8 +301,8 @@ class Subscription:
 
     Attributes:
         connection: A SubscribedConnection or a SubscriptionRefused, or None if not subscribed.
-        is_sharded: Whether the own channel is a shard channel. In a cluster, this is so for a topic
-            with one slot.
+        is_sharded: Whether the own channel is a shard channel. In a cluster, a topic with one slot
+            has a shard channel.
         slot_channel: Prefix of a shard channel's name. Empty if the topic's settings are not known,
             or if the topic has several slots.
         own_channel: Name of the consumer's own channel, or empty if it has none. The name ends with
@@ -306,8 +311,8 @@ class Subscription:
             publish.
         heard: Last number that was read from the own channel.
         is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
-        wait: Function that reads from a connection of several subscriptions. None if this
-            subscription reads from `connection` itself.
+        wait: Function that reads from a connection which several subscriptions share. None if only
+            this subscription reads from `connection`.
     """
 
     __slots__ = (
@@ -328,18 +333,18 @@ class Subscription:
         self.wait: Callable[[float], object] | None = None
 
     def required_channels(self) -> Sequence[bytes]:
-        """Return the channels to which a new connection must subscribe."""
+        """Return the channels that a new connection must subscribe to."""
         return [self.channel]
 
     def missing_channels(self) -> Sequence[bytes]:
-        """Return further channels to which the current connection must subscribe now."""
+        """Return further channels that the current connection must subscribe to now."""
         return ()
 
     def note_subscribed(self, channels: Iterable[bytes]) -> None:
         """Record that Redis has confirmed the subscription to these channels."""
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Read a wake-up, and add the slot that it names to `signals`."""
+        """Read a wake-up, and add its slot to `signals`."""
         with suppress(ValueError):
             signals.add(int(payload))
 
@@ -356,8 +361,8 @@ class Subscription:
     def new_own_channel(self) -> bytes:
         """Return a new channel name for one connection.
 
-        The name ends with random characters. So a hand-over arrives only on the connection whose
-        consumer left the credit for it.
+        The name ends with random characters. So a hand-over arrives only on the connection for
+        which the consumer has asked for it.
         """
         stem = self.slot_channel + b":s:" if self.is_sharded else self.channel + b":"
         return stem + secrets.token_hex(8).encode()
@@ -372,13 +377,13 @@ class Subscription:
 
 
 class AwaitSignal:
-    """Wait for wake-ups of a topic's slots.
+    """Waits for wake-ups of a topic's slots.
 
-    The step returns the set of slots that have work. The set is empty if no wake-up arrives in
-    time.
+    The step returns the set of slots that have work. If no wake-up arrives in time, the set is
+    empty.
 
-    A message on the consumer's own channel also ends the wait, and is stored in the subscription.
-    If there is no connection yet, the step subscribes and returns immediately.
+    A message on the consumer's own channel also ends the wait. The step then stores the message in
+    the subscription. If there is no connection yet, the step subscribes and returns immediately.
     """
 
     __slots__ = ("seconds", "subscription")
@@ -410,7 +415,7 @@ Progress = Callable[[int, int], None]  # called with (done, all) during a long f
 
 
 def server_ms(what: str) -> Flow[int]:
-    """Return the time of the Redis server's clock in epoch ms.
+    """Return the time of the Redis server's clock, in epoch ms.
 
     Args:
         what: Name of the command in errors.
@@ -444,7 +449,7 @@ def durable_pipeline(
 
 
 def raise_first_error(replies: list[Any]) -> list[Any]:
-    """Return the replies of a pipeline, or raise the first error among them."""
+    """Return the replies of a pipeline. If one of them is an error, raise the first error."""
     for reply in replies:
         if isinstance(reply, RMQError):
             raise reply

@@ -1,8 +1,8 @@
-"""Add source file and line to the error of a script, and restore the names of its locals.
+"""Find the source file and the line for the error of a script, and the names of its locals.
 
-An error of Redis names a line of the composed text. After such an error, the script is composed
-again, with a mark in each source line. The marks are used only if the composed text without marks
-equals the text that Redis has.
+An error of Redis names a line of the composed script, not of a source file. So RMQ composes the
+script again, and marks each line with its source. If the sources have changed since then, RMQ does
+not use the marks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FIRST = ord(PLACES[0])
 
 
 def with_places(text: str, name: str) -> str:
-    """Add source file and line to the text of an error, such as `lua/lib/records/record.lua:42`.
+    """Add the source file and the line to an error, such as `lua/lib/records/record.lua:42`.
 
-    Names of local variables are restored to their names in the sources. The text is unchanged if it
-    names no line, or if the sources have changed.
+    The function also gives local variables the names that they have in the sources. If the error
+    names no line, or if the sources have changed, the function returns the error unchanged.
 
     Args:
         text: The error of Redis.
@@ -51,7 +51,7 @@ def with_places(text: str, name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """The sources of the lines and names in a composed text."""
+    """The source of each line and of each name in a composed script."""
 
     places: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
@@ -59,7 +59,7 @@ class _Source(NamedTuple):
 
 @functools.cache
 def _source_of(name: str, text: str) -> _Source:
-    """Return the sources of lines and names, or an empty result after a change."""
+    """Return the sources of lines and names. If a source file has changed, the result is empty."""
     marks = _Marks()
     try:
         marked = script_loader.full_text(name, marks.mark)
@@ -73,7 +73,7 @@ def _source_of(name: str, text: str) -> _Source:
 
 
 class _Marks:
-    """Marks each source line with a character, to find the line again in the composed text."""
+    """Marks each source line with a character, to find the line again in the composed script."""
 
     def __init__(self) -> None:
         self._places: list[str] = []  # by the index of the character
@@ -87,7 +87,7 @@ class _Marks:
         )
 
     def places(self, marked: str) -> list[str]:
-        """Return the source file and line of each line of a text, or "" if it has no mark."""
+        """Return the source file and line of each line of a text. Without a mark, it is ""."""
         marks = [_PLACE.search(line) for line in marked.splitlines()]
         return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 

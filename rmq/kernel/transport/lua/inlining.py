@@ -1,11 +1,11 @@
 """Replace constants and calls of inline functions in the Lua scripts.
 
 Each execution of a script creates its local variables and functions again. A constant costs an
-instruction, and a function costs a tenth of the time of a call of Redis. So in the text for Redis,
-values replace the constants of `lua/lib/`, and statements replace its inline functions.
+instruction, and a function costs a tenth of the time of a call of Redis. So the text for Redis has
+values instead of the constants of `lua/lib/`, and statements instead of calls of inline functions.
 
 - A constant is a local variable in capitals whose value is a number or a string.
-- An inline function has the line `--- @inline` above it. Each call of an inline function is a
+- An inline function has the line `--- @inline` above it. A call of an inline function must be a
   statement: `f(x)`, `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. The function may return
   early, by guard clauses. Its lines are then put inside `repeat ... until true`, and a `break`
   replaces the early return. A `break` inside a loop of the function would only end that loop. So an
@@ -63,7 +63,7 @@ _LOOP = re.compile(r" *(for|while|repeat)\b")
 
 
 class _Function(NamedTuple):
-    """An inline function that was read from a script.
+    """An inline function in the text of a script.
 
     Its lines are indented by two spaces. `results` are the values that the function returns at its
     end.
@@ -106,7 +106,7 @@ def folded(text: str) -> str:
 
 
 def inlined(text: str) -> str:
-    """Replace calls of inline functions in a script by the functions' lines.
+    """Replace each call of an inline function in a script by the lines of the function.
 
     Raises:
         ValueError: A function or a call does not follow the rules of this module.
@@ -128,7 +128,7 @@ def inlined(text: str) -> str:
 
 
 def block_end(indent: str, text: str, start: int) -> int:
-    """Return the position at which an indented block ends.
+    """Return the position at which an indented block of a text ends.
 
     This is the start of the first line with less indentation, or the end of the text.
 
@@ -166,14 +166,12 @@ def _read(name: str, parameters: str, body: str) -> _Function:
 
 @functools.lru_cache(512)
 def _without_inner_functions(text: str) -> str:
-    """Remove functions that are defined inside a function from its lines."""
     return _INNER_FUNCTION.sub(
         lambda match: match[1] + match[2] + "\n" * match.group().count("\n"), text
     )
 
 
 def _without_calls(text: str, function: _Function) -> str:
-    """Replace each call of an inline function with the lines of the function."""
     called = f"{function.name}("
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:
@@ -354,7 +352,6 @@ def _is_assigned(name: str, lines: list[str]) -> bool:
 
 
 def _renamed(text: str, name: str, fresh: str) -> str:
-    """Return Lua code in which a local variable has another name."""
     if name not in text:
         return text
 

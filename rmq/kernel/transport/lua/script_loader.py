@@ -2,7 +2,7 @@
 
 An installed RMQ has the scripts in `rmq/lua/`. This folder may be in a zip on `sys.path`, as with
 `spark-submit --py-files`. A checkout and an editable install have the scripts in a folder next to
-`pyproject.toml`. The first of these folders that exists is used.
+`pyproject.toml`. RMQ uses the first of these folders that exists.
 
 Composing a script takes up to 0.1 s. So a wheel contains composed texts, which
 `tools/compose_scripts.py` creates. A checkout stores composed texts in `.rmq/scripts` with a hash
@@ -90,7 +90,7 @@ Sites = dict[str, list[str]]  # places of the lines that include a library, by l
 
 
 class Script:
-    """A Lua script: its name (a verb), the text for Redis, and the SHA-1 of this text."""
+    """A Lua script: its name (a verb), the text that Redis gets, and the SHA-1 of this text."""
 
     __slots__ = ("name", "sha", "text")
 
@@ -142,7 +142,6 @@ def _body(name: str) -> str:
 
 @functools.cache
 def _header_lines(name: str) -> int:
-    """Return the number of lines of a file that come before its body."""
     return source(name).count("\n") - _body(name).count("\n")
 
 
@@ -166,11 +165,7 @@ def path_of(name: str) -> str:
 
 @functools.cache
 def _paths() -> dict[str, str]:
-    """Return the path of each script by its name, without libraries and composed texts.
-
-    Raises:
-        ValueError: Two folders have a script with the same name.
-    """
+    """Return the path of each script by its name, without libraries and composed texts."""
     lua = directory()
     found: dict[str, str] = {}
     folders = [(lua, "")]
@@ -200,8 +195,8 @@ def expanded(
     """Replace the include lines of a script by the text of the libraries.
 
     The text is indented like its include line. An include at the left margin is valid for the rest
-    of the script. An indented include belongs to its block, and is executed only with the block. A
-    library is not included twice in the same block.
+    of the script. An indented include belongs to its block, and runs only with the block. The same
+    block never includes a library twice.
 
     Args:
         text: Text of a file without its header.
@@ -246,8 +241,8 @@ def expanded(
 def pruned(text: str) -> str:
     """Remove unused functions and tables from a script.
 
-    Each execution of a script creates its functions again. So the text for Redis contains only
-    those functions of a library that the script calls.
+    Each execution of a script creates its functions again. So the text for Redis contains only the
+    functions of a library that the script calls.
     """
     plain = _STRING.sub(lambda match: " " * len(match.group()), text)  # strings use nothing
     for start in reversed([match.start() for match in _LOCAL.finditer(plain)]):
@@ -262,7 +257,7 @@ def pruned(text: str) -> str:
 
 
 def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) -> str:
-    """Compose a script: replace includes and constants, and remove its header and comments."""
+    """Compose a script: insert libraries and constants, and remove header and comments."""
     text = expanded(_part(name, mark), mark=mark, name=name, sites=sites)
     return folded(without_comments(text))
 
@@ -270,12 +265,9 @@ def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) ->
 def _check_once(name: str, text: str, sites: Sites) -> None:
     """Raise an error if the text of a script contains a library function twice.
 
-    The only exception is the short form of a script in `alone/`, for one plain message. It may
-    repeat a function of the long form. If both forms shared the function, each execution would
-    create it.
-
-    Raises:
-        ValueError: A function occurs twice. The error names the script, the library and two lines.
+    The only exception is the short form of a script in `alone/`, for one plain message. The short
+    form may repeat a function of the long form. If both forms shared the function, each execution
+    would create it.
     """
     made = long_form = Counter(_FUNCTION.findall(text))
     if f"{ALONE}/{name}" in sites:
@@ -301,9 +293,9 @@ ALL_KEYS = "all_keys"  # name of the list of all keys in a script that repeats i
 def keys_of(name: str) -> tuple[list[str], bool]:
     """Return the names that a script gives to its keys, and whether the keys repeat.
 
-    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with ` ...`, a call
-    can have these keys for several slots. The script then assigns the names to the keys of one slot
-    after another. The name `all_keys` is the list of all keys.
+    For example, the line `--- @keys slot store` names KEYS[1] and KEYS[2]. If the line ends with `
+    ...`, a call can have these keys for several slots. The script then assigns the names to the
+    keys of one slot after another. The name `all_keys` is the list of all keys.
     """
     line = _KEYS.search(_body(name))
     return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
@@ -311,7 +303,7 @@ def keys_of(name: str) -> tuple[list[str], bool]:
 
 @functools.cache
 def key_getter(name: str) -> Callable[[object], tuple[bytes, ...]]:
-    """Return a function that reads the keys of a script from an object's attributes."""
+    """Return a function that reads the keys of a script from the attributes of an object."""
     names, _ = keys_of(name)
     # With a single name, an attrgetter returns no tuple.
     return attrgetter(*names) if len(names) > 1 else lambda keys: (getattr(keys, names[0]),)
@@ -346,7 +338,6 @@ def bound(name: str, text: str) -> str:
 
 
 def _keys_read_by(part: str) -> list[str]:
-    """Return the keys that a library names in its lines `--- @needs`."""
     return [key for line in _NEEDS.findall(_body(part)) for key in line.split()]
 
 
@@ -400,17 +391,14 @@ class _KeptTexts:
     """The composed scripts that a checkout keeps between processes.
 
     In each file, the first line is a hash, and the second line lists the script's sources. The text
-    of the script follows. A file is used only if the hash matches the current sources.
+    of the script follows. RMQ uses a file only if the hash matches the current sources.
     """
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
     def text(self, name: str) -> str:
-        """Return the text of a script.
-
-        If a source has changed, the text is composed again and stored.
-        """
+        """Return the text of a script. If a source has changed, compose and store a new text."""
         path = self._place / f"{name}.lua"
         with suppress(OSError, ValueError):
             key, sources, text = path.read_text(encoding="utf-8").split("\n", 2)
@@ -437,7 +425,6 @@ def _sources(name: str) -> list[str]:
 
 
 def _hash_of(sources: Iterable[str]) -> str:
-    """Return a hash of Lua files and of the code that composes them."""
     found = hashlib.sha256(_code())
     for part in sources:
         found.update(source(part).encode())

@@ -41,7 +41,7 @@ def shortened(text: str, short: Mapping[str, str] | None = None) -> str:
 
     Args:
         text: The composed script.
-        short: Result of `short_names` for this text (default: it is computed here).
+        short: Short name of each local variable. Default: the names that `short_names` returns.
 
     Raises:
         ValueError: The braces of a table contain a function, whose local variables would look like
@@ -58,7 +58,7 @@ def shortened(text: str, short: Mapping[str, str] | None = None) -> str:
 def short_names(text: str) -> dict[str, str]:
     """Choose a short name for each local variable.
 
-    A variable with more uses gets a shorter name.
+    A variable with more uses gets a shorter name than other variables.
     """
     code = text.partition("\n")[2]
     groups = itertools.chain.from_iterable(map(re.Match.groups, _DECLARED.finditer(code)))

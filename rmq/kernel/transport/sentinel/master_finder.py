@@ -1,7 +1,7 @@
-"""Find the master of a service by a query to the sentinels.
+"""Ask the sentinels for the master of a service.
 
-A finder belongs to one pool of connections. So a forked process or another event loop has its own
-finder. The finder keeps a connection to the sentinel that answered last.
+Each pool of connections has its own finder. So a forked process or another event loop also has its
+own finder. The finder keeps a connection to the sentinel that answered last.
 
 Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. RMQ sends SENTINEL MASTER,
 because the flags in its reply show whether the sentinel can reach the master. Without the flags,
@@ -69,13 +69,13 @@ class FinderState:
         self.moves = 0
 
     def leads_to_master(self, connection: Any) -> bool:
-        """Return whether a connection of redis-py is connected to the current master."""
+        """Return whether a connection of redis-py leads to the current master."""
         return (connection.host, connection.port) == self.master
 
     def forget(self) -> None:
         """Make the next call of `refresh` query the sentinels.
 
-        The long pause after a slow query without an answer is not shortened.
+        If a slow query got no answer, the long pause after this query remains.
         """
         if self._ask_at <= self._asked_at + ASK_S:
             self._ask_at = float("-inf")
@@ -97,9 +97,9 @@ class FinderState:
         return self.master
 
     def _questions(self) -> Questions:
-        """Yield each sentinel to query, until a sentinel names a master.
+        """Yield the sentinels to query, one after another, until a sentinel names a master.
 
-        The caller sends the reply or the error of each sentinel back into the generator.
+        The caller sends each sentinel's reply or error back into the generator.
         """
         began = time.monotonic()
         errors: dict[HostPort, Exception] = {}
@@ -128,7 +128,7 @@ class FinderState:
         self._ask_at = self._asked_at + pause_s
 
     def _failed(self, errors: dict[HostPort, Exception], down: str) -> Exception | None:
-        """Return the error of a query, or None if the last known master may still be used."""
+        """Return the error of a query. If the last known master may still be used, return None."""
         if down:
             return NoMaster(down)
         if self.master is not None:
@@ -152,17 +152,14 @@ class FinderState:
 
 
 class AsyncMasterFinder(FinderState):
-    """Queries the sentinels, for the tasks of one event loop."""
+    """Asks the sentinels for the master, for the tasks of one event loop."""
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
         super().__init__(sentinels, shown, connect)
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Query the sentinels if their last answer is older than ASK_S seconds.
-
-        No error is raised.
-        """
+        """Query the sentinels if their last answer is older than ASK_S seconds. Raise no error."""
         if self._is_due():
             async with self._lock:
                 if self._is_due():

@@ -16,17 +16,14 @@ from rmq.kernel.transport.url import HostPort, Sentinels
 
 
 class MasterFinder(FinderState):
-    """Queries the sentinels, for the threads."""
+    """Asks the sentinels for the master, for the threads."""
 
     def __init__(self, sentinels: Sentinels, shown: str, connect: Callable[[HostPort], Any]):
         super().__init__(sentinels, shown, connect)
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Query the sentinels if their last answer is older than ASK_S seconds.
-
-        No error is raised.
-        """
+        """Query the sentinels if their last answer is older than ASK_S seconds. Raise no error."""
         if self._is_due():
             with self._lock:
                 if self._is_due():

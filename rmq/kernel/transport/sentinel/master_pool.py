@@ -35,7 +35,7 @@ ROLE = hiredis.pack_command(("ROLE",))
 
 
 class NotMaster(redis.ConnectionError):
-    """Raised if the sentinels name a server as the master, but the server has another role."""
+    """Raised if the sentinels name a server as the master, but this server has another role."""
 
 
 def check_role(reply: Any, connection: Any) -> None:
@@ -108,7 +108,7 @@ class AsyncSentinelPool(AsyncPool):
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Read replies as `AsyncPool.read` does.
 
-        A slow reply of a former master is treated as lost.
+        If a former master replies slowly, the method treats the reply as lost.
         """
         slow_at = pooled.taken_at + SLOW_S
         replies = await super().read(pooled, count)
@@ -139,7 +139,6 @@ def how_to_ask(
 def _sentinel_connection(
     connector: Connector, sentinels: Sentinels, timeout_s: float, sentinel: HostPort
 ) -> Any:
-    """Return a new, unconnected connection to a sentinel."""
     wait_s = min(timeout_s, ANSWER_TIMEOUT_S)
     return connector.new(
         host=sentinel[0],

@@ -78,7 +78,7 @@ class SentinelPool(Pool):
     def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Read replies as `Pool.read` does.
 
-        A slow reply of a former master is treated as lost.
+        If a former master replies slowly, the method treats the reply as lost.
         """
         slow_at = pooled.taken_at + SLOW_S
         replies = super().read(pooled, count)

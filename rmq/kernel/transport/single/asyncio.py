@@ -42,11 +42,11 @@ _AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
 class Doorbell:
-    """Reads replies from a connection, and lets another task end a wait for a reply.
+    """Reads replies from a connection. Another task can end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply, or of the creation of this object if there was
-            no reply.
+        heard_at: Monotonic time of the last reply. Before the first reply, time at which this
+            object was created.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -87,7 +87,8 @@ class Doorbell:
 class AsyncTransport(AsyncDriver):
     """Runs flows inside one event loop, for any number of tasks.
 
-    It has the same arguments as `Transport`.
+    A flow is a generator that yields commands and waits. The arguments are the same as for
+    `Transport`.
     """
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:

@@ -58,11 +58,11 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class Doorbell:
-    """Reads replies from connections, and lets another thread end a wait for a reply.
+    """Reads replies from connections. Another thread can end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply, or of the creation of this object if there was
-            no reply.
+        heard_at: Monotonic time of the last reply. Before the first reply, time at which this
+            object was created.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -75,7 +75,7 @@ class Doorbell:
         self.watch(connection)
 
     def watch(self, connection: Any) -> None:
-        """Read from another connection as well."""
+        """Also read from another connection."""
         sock = connection._sock
         with contextlib.suppress(KeyError):  # a closed socket had the same file descriptor
             self._sockets.unregister(sock.fileno())
@@ -113,9 +113,11 @@ class Doorbell:
 class Transport(Driver):
     """Runs flows with blocking calls, for any number of threads.
 
+    A flow is a generator that yields commands and waits.
+
     Args:
         address: Address of the server.
-        retry_for: Number of seconds for which a command is repeated while Redis cannot be reached.
+        retry_for: How long to repeat a command while Redis cannot be reached, in seconds.
         timeout_s: Maximum wait for a reply, in seconds.
 
     Attributes:
@@ -162,7 +164,7 @@ class Transport(Driver):
             brief._end_brief()
 
     def _brief(self, timeout_s: float) -> Transport:
-        """Return a transport to the same server that has its own connections and no retries.
+        """Return a transport to the same server, with its own connections and without retries.
 
         The caller closes these connections with `_end_brief`.
         """
@@ -229,20 +231,19 @@ class Transport(Driver):
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:
         """Subscribe a connection to one more channel.
 
-        Return whether the command was sent. The reply is read later.
+        Return whether the command was sent. A later read gets the reply.
         """
         subscribed.connection.send_command("SUBSCRIBE", channel)
         return True
 
     def is_current(self, subscribed: SubscribedConnection) -> bool:
-        """Return whether no connection has died since a subscription was made."""
+        """Return whether no connection has died since the subscription began."""
         return self._pool.is_own and subscribed.epoch == self._pool.epoch
 
     def is_reentrant(self, callers: Permits) -> bool:
         """Return whether this thread is already in a call that `callers` counts.
 
-        If so, a signal handler has interrupted that call, and the signal handler makes the current
-        call.
+        If so, a signal handler has interrupted the earlier call, and is making this call.
         """
         return callers.is_used_by(threading.get_ident())
 
@@ -260,8 +261,9 @@ class Listener:
     """Waits for messages on the channels of many topics, as a worker does.
 
     One thread waits on the connection of the listener, and any thread can end the wait. If the ACL
-    refuses a channel, the worker polls its topic, and tries to subscribe again after a minute.
-    Channels for hand-overs are added later. They are lost if the connection is lost.
+    refuses a channel, the worker polls the topic of the channel, and tries to subscribe again after
+    a minute. The worker adds channels for hand-overs later. If the connection is lost, these
+    channels are also lost.
 
     Args:
         transport: Transport that makes the connection.
@@ -294,7 +296,7 @@ class Listener:
     def add(self, channel: bytes) -> bool:
         """Subscribe to one more channel.
 
-        Return whether the command was sent. After Redis has confirmed the subscription, the channel
+        Return whether the command was sent. When Redis has confirmed the subscription, the channel
         is in `added`.
         """
         if self._subscribed is None:
@@ -308,7 +310,7 @@ class Listener:
     def wait(self, seconds: float) -> list[Signal]:
         """Wait for wake-ups, and return them.
 
-        The list is empty if no wake-up arrives in time, or if `wake` ends the wait. If there is no
+        If no wake-up arrives in time, or if `wake` ends the wait, the list is empty. If there is no
         connection, the method subscribes, sets `has_missed` and returns immediately.
 
         Raises:

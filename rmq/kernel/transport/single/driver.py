@@ -1,4 +1,4 @@
-"""Run flows and perform operations, with code that all transports share.
+"""Run flows and perform operations, with the code that all transports share.
 
 `AsyncDriver` is for the tasks of one event loop. `Driver` is for threads, and is generated from
 `AsyncDriver`. The modules `blocking` and `asyncio` have the code that differs: waits, background
@@ -47,7 +47,10 @@ HAND_BACK_S = 1.0  # longest time in which an interrupted call hands back its me
 
 
 class AsyncDriver:
-    """Runs flows until they end. Several tasks may share a driver."""
+    """Runs flows until they end. Several tasks may share a driver.
+
+    A flow is a generator that yields commands and waits.
+    """
 
     address: Address
     retry_for: float
@@ -71,7 +74,7 @@ class AsyncDriver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return an object that reads from a connection, and whose waits others can end."""
+        """Return an object that reads from a connection. Another task can end its waits."""
         raise NotImplementedError
 
     async def _disconnect(self, connection: Any) -> None:
@@ -89,8 +92,8 @@ class AsyncDriver:
 
         Args:
             flow: Generator that yields steps.
-            error: Error to raise in the flow, at its current step.
-            before_step: Function that is called before each step.
+            error: Error to raise in the flow at its current step, or None.
+            before_step: Function that the driver calls before each step.
         """
         try:
             step = next(flow) if error is None else flow.throw(error)
@@ -172,7 +175,6 @@ class AsyncDriver:
         return await self._drive(self._server.raw_command(name, words))
 
     async def _drive(self, operations: Operations[T]) -> T:
-        """Run a generator of operations to its end, and return its result."""
         return await drive_async(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
@@ -183,7 +185,6 @@ class AsyncDriver:
         return await self._current_pool().exchange(packed, count, late)
 
     def _current_pool(self) -> AsyncPool:
-        """Return the pool of this process and event loop. After a fork, it is a new pool."""
         while not self._pool.is_own:
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
@@ -199,9 +200,9 @@ class AsyncDriver:
 
     @property
     def epoch(self) -> int:
-        """A number that grows whenever connections have died.
+        """A number that grows when connections have died.
 
-        Subscriptions that began at a smaller number are replaced.
+        RMQ then replaces subscriptions that have a smaller number.
         """
         return self._current_pool().epoch
 

@@ -41,7 +41,10 @@ from rmq.kernel.transport.url import Address
 
 
 class Driver:
-    """Runs flows until they end. Several threads may share a driver."""
+    """Runs flows until they end. Several threads may share a driver.
+
+    A flow is a generator that yields commands and waits.
+    """
 
     address: Address
     retry_for: float
@@ -65,7 +68,7 @@ class Driver:
         raise NotImplementedError
 
     def _doorbell(self, connection: Any) -> Any:
-        """Return an object that reads from a connection, and whose waits others can end."""
+        """Return an object that reads from a connection. Another thread can end its waits."""
         raise NotImplementedError
 
     def _disconnect(self, connection: Any) -> None:
@@ -83,8 +86,8 @@ class Driver:
 
         Args:
             flow: Generator that yields steps.
-            error: Error to raise in the flow, at its current step.
-            before_step: Function that is called before each step.
+            error: Error to raise in the flow at its current step, or None.
+            before_step: Function that the driver calls before each step.
         """
         try:
             step = next(flow) if error is None else flow.throw(error)
@@ -166,7 +169,6 @@ class Driver:
         return self._drive(self._server.raw_command(name, words))
 
     def _drive(self, operations: Operations[T]) -> T:
-        """Run a generator of operations to its end, and return its result."""
         return drive(operations, self._perform)
 
     # --- connections ----------------------------------------------------------------------------
@@ -177,7 +179,6 @@ class Driver:
         return self._current_pool().exchange(packed, count, late)
 
     def _current_pool(self) -> Pool:
-        """Return the pool of this process and event loop. After a fork, it is a new pool."""
         while not self._pool.is_own:
             epoch = self._pool.epoch + 1  # so that subscriptions of the parent are replaced
             self._pool = self._new_pool()
@@ -193,9 +194,9 @@ class Driver:
 
     @property
     def epoch(self) -> int:
-        """A number that grows whenever connections have died.
+        """A number that grows when connections have died.
 
-        Subscriptions that began at a smaller number are replaced.
+        RMQ then replaces subscriptions that have a smaller number.
         """
         return self._current_pool().epoch
 

@@ -1,4 +1,7 @@
-"""Wait until replicas (WAIT) or disks (WAITAOF) have the message of a durable send."""
+"""Wait until replicas or disks have the message of a durable send.
+
+The commands are WAIT (replicas) and WAITAOF (disks).
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from rmq.kernel.transport.errors import code_of, denied
 
 
 def check_wait(durability: Replicated | Fsync, timeout_s: float) -> None:
-    """Check that a wait for copies is shorter than the client's wait for a reply.
+    """Check that the client waits longer for a reply than the server waits for replicas or disks.
 
-    Otherwise the client would repeat the send during the wait.
+    Otherwise the client would repeat the send while the server waits.
 
     Raises:
-        ConfigurationError: The wait is as long as `timeout_s`, or longer.
+        ConfigurationError: The server would wait as long as `timeout_s`, or longer.
     """
     wait_s = duration_ms(durability.timeout, "timeout") / 1000
     if wait_s >= timeout_s:
@@ -27,7 +30,7 @@ def check_wait(durability: Replicated | Fsync, timeout_s: float) -> None:
 
 
 def wait_words(durability: Replicated | Fsync) -> tuple[Any, ...]:
-    """Return the WAIT or WAITAOF command that waits for copies."""
+    """Return the command that waits for replicas or disks: WAIT or WAITAOF."""
     timeout = duration_ms(durability.timeout, "timeout")
     if isinstance(durability, Fsync):
         return ("WAITAOF", 1, durability.n, timeout)
@@ -38,7 +41,8 @@ def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
     """Return the number of replicas and the number of local disks that confirmed.
 
     Raises:
-        ConfigurationError: The server cannot wait for copies, or the user has no right to wait.
+        ConfigurationError: The server cannot wait for replicas or disks, or the user has no right
+            to wait.
     """
     if isinstance(reply, BaseException):
         is_unknown = str(reply).startswith("unknown command")

@@ -1,4 +1,4 @@
-"""Decide how long to repeat a command during an outage, and create the final error."""
+"""Decide how long to repeat a command during an outage, and create the error at its end."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class RetryDeadline:
     Args:
         name: Name of the command in errors.
         address: Address of the server, for errors.
-        retry_for: Number of seconds from now during which an attempt may begin.
+        retry_for: How long a new attempt may begin, in seconds from now.
 
     Attributes:
-        may_be_done: Whether an attempt got no reply, so the command may have been executed.
+        may_be_done: Whether an attempt got no reply, so that Redis may have executed the command.
     """
 
     __slots__ = ("_address", "_name", "_pause_s", "_retried_stale", "_until", "may_be_done")
@@ -50,15 +50,16 @@ class RetryDeadline:
         self._retried_stale = False  # whether an attempt has failed on a stale connection before
 
     def note_partly_done(self) -> None:
-        """Record that one part of the command was executed."""
+        """Record that Redis has executed a part of the command."""
         self.may_be_done = True
 
     def next_pause(self, error: BaseException) -> float:
         """Return how many seconds to wait before the next attempt.
 
         Raises:
-            Unavailable: There is no time for a further attempt, and nothing was done.
-            OutcomeUnknown: There is no time for a further attempt, and Redis may have executed an
+            Unavailable: There is no time for another attempt, and Redis has not executed the
+                command.
+            OutcomeUnknown: There is no time for another attempt, and Redis may have executed an
                 earlier attempt.
         """
         if kind_of(error) is Kind.UNKNOWN:
@@ -77,7 +78,7 @@ class RetryDeadline:
         return pause_s
 
     def failure(self, error: BaseException, may_be_done: bool) -> StorageError:
-        """Return the final error of a command that is not repeated any more."""
+        """Return the error of a command that RMQ does not repeat again."""
         text, server = redact(str(error))[:300], self._address.described
         if may_be_done:
             return OutcomeUnknown(
@@ -104,7 +105,7 @@ def repeat(
 ) -> Operations[T]:
     """Repeat a command until it succeeds, is refused, or the deadline has passed.
 
-    The error of a refusal is raised unchanged.
+    If Redis refuses the command, raise the error of the refusal.
 
     Args:
         attempt: Function that returns the operations of one attempt.

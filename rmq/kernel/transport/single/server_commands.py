@@ -34,8 +34,8 @@ _log = logging.getLogger("rmq")
 def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
     """Check whether the server runs a script in a transaction.
 
-    Return the server's refusal, or None if the server runs the script. The check calls a script
-    that does not exist, so it changes nothing. If the ACL forbids transactions, an error is raised,
+    If the server refuses, return the refusal, otherwise None. The check calls a script that does
+    not exist, so it changes nothing. If the ACL forbids transactions, the function raises an error,
     because the operator may change the ACL.
     """
     words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
@@ -55,7 +55,7 @@ class ServerCommands:
 
     Args:
         address: Address of the server, for errors.
-        retry_for: Number of seconds for which a failed command is repeated.
+        retry_for: How long to repeat a failed command, in seconds.
         timeout_s: Maximum wait for a reply, in seconds.
         loaded: Scripts that this client has loaded. The server loses scripts when it restarts.
     """
@@ -84,7 +84,7 @@ class ServerCommands:
             key: A key of the slot. A proxy chooses the server by this key.
 
         Raises:
-            RMQError: This user has no right to transactions, or no reply arrived before the retry
+            RMQError: This user may not use transactions, or no reply arrived before the retry
                 deadline.
         """
         if self._accepts_transactions is None:
@@ -159,8 +159,8 @@ class ServerCommands:
         """Execute several commands in one round trip.
 
         Returns:
-            The value or RMQError of each command, and the last reply. If a durability is given, the
-                last reply belongs to WAIT or WAITAOF.
+            The value or RMQError of each command, and the last reply. With a durability, the last
+            reply is the reply to WAIT or WAITAOF.
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
@@ -266,29 +266,27 @@ class ServerCommands:
 
 
 def eval_request(script: Script) -> tuple[bytes, int]:
-    """Encode commands that load a script with EVAL.
+    """Encode commands that load a script with EVAL, for servers that refuse SCRIPT LOAD.
 
-    Return the bytes and the number of commands. This is for servers that refuse SCRIPT LOAD,
-    because EVAL also loads a script. EVAL is called without keys, so the script fails before it
-    changes anything.
+    Return the bytes and the number of commands. EVAL also loads a script. The script gets no keys,
+    so it fails before it changes anything.
     """
     return pack(("EVAL", script.text, 0)), 1
 
 
 def is_loaded_by(reply: Any) -> bool:
-    """Return whether a reply to `eval_request` shows that the server has the script."""
+    """Return whether the reply to `eval_request` shows that the server now has the script."""
     if not isinstance(reply, BaseException):
         return True
     return kind_of(reply) is Kind.REFUSED and not forbids(reply)
 
 
 def _needs_loading(reply: Any) -> bool:
-    """Return whether a reply says that the server does not have the script."""
     return isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
-    """Find the first key in a command that has a value of a wrong type, and describe it."""
+    """Find the first key of a command whose value has a wrong type, and describe it."""
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
         if isinstance(kind, bytes) and kind != b"none" and kind.decode() != expected:
@@ -297,7 +295,7 @@ def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
 
 
 def parsed(command: Command[Any], reply: Any) -> Any:
-    """Convert a reply with `Command.parse`. Return the value, or the RMQError that was raised."""
+    """Convert a reply with `Command.parse`. Return the value, or the RMQError of `parse`."""
     try:
         return command.parse(reply)
     except RMQError as error:
@@ -307,7 +305,7 @@ def parsed(command: Command[Any], reply: Any) -> Any:
 
 
 def unreadable(command: Command[Any], error: Exception) -> ScriptFailed:
-    """Return the error for a reply with a value that RMQ did not write."""
+    """Return the error for a reply that contains a value which RMQ has not written."""
     keys = ", ".join(rmq_keys.printable(key) for key in command.keys[:3])
     return ScriptFailed(
         f"{command.script.name}: RMQ cannot read a value in {keys} ({ascii(error)[:120]}). "

@@ -30,30 +30,31 @@ from rmq.kernel.transport.single.retry_deadline import FIRST_PAUSE_S, RetryDeadl
 
 
 def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
-    """Return the cluster's node at which to subscribe: the master that serves the shard channel.
+    """Return the node of the cluster at which to subscribe.
 
-    If this master does not answer, return any node.
+    This is the master that serves the shard channel. If this master does not answer, it is any
+    node.
     """
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
     return table.any_node() if node is None or node in table.suspects else node
 
 
 def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -> None:
-    """Record to which node a subscribed connection leads.
+    """Record the node to which a subscribed connection leads.
 
-    None is recorded if the shard channel was refused and must be tried again.
+    If the server refused the shard channel, and RMQ must try again, record None.
     """
     refusal = subscribed.refused.get(wanted.shard)
     subscribed.node = None if refusal is not None and is_for_now(refusal) else node
 
 
 def is_for_now(refusal: BaseException) -> bool:
-    """Return whether a refused shard channel may be permitted later or by another node."""
+    """Return whether the server, or another node, may later accept a refused shard channel."""
     return isinstance(refusal, AskError) or kind_of(refusal) is Kind.AGAIN
 
 
 def follow(subscription: Subscription, table: SlotTable) -> None:
-    """Let a subscription reconnect if another node now serves the topic's slot."""
+    """Let a subscription reconnect if another node of the cluster now serves the topic's slot."""
     subscription.is_sharded = True
     subscribed = subscription.connection
     if isinstance(subscribed, SubscribedConnection) and subscription.accepts_hand_overs:
@@ -76,7 +77,7 @@ class SubscribedConnection:
     Args:
         connection: A connection of redis-py.
         epoch: Epoch of the pool when the connection was made.
-        refused: Channels that were omitted, with the errors.
+        refused: Channels to which the connection could not subscribe, with the errors.
         waiting: Doorbell that reads from the connection, and lets another thread or task end a
             wait.
 
@@ -113,7 +114,7 @@ class SubscribedConnection:
     def is_to_ping(self) -> bool:
         """Return whether the caller must send a PING now, because the server was silent for long.
 
-        The method then records that the PING was sent.
+        The method then assumes that the caller sends the PING.
         """
         now, heard_at = time.monotonic(), self.waiting.heard_at
         if self._pinged_at > heard_at or now < heard_at + PING_S:
@@ -126,7 +127,7 @@ class SubscribedConnection:
 
         Args:
             reply: The reply that was read.
-            signals: Set to which the slot in a wake-up is added.
+            signals: Set to which the method adds the slot of a wake-up.
             subscription: Subscription that gets the messages of its own channel.
         """
         if not isinstance(reply, list) or len(reply) != 3:
@@ -156,7 +157,7 @@ class SubscribedConnection:
 
 
 class SubscriptionRefused:
-    """Replaces a subscription that the ACL or the server does not permit.
+    """Takes the place of a subscription that the ACL or the server does not permit.
 
     The consumer then polls every POLL_S seconds, and tries to subscribe again after RETRY_S
     seconds. So the consumer needs no restart when the ACL is corrected.
@@ -182,7 +183,7 @@ class SubscriptionRefused:
 
     @classmethod
     def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
-        """Log that the ACL does not permit a consumer's own channel, which hand-overs need."""
+        """Log that the ACL does not permit the consumer's own channel, which hand-overs need."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
             stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
@@ -201,16 +202,16 @@ def await_signal(
 ) -> Operations[set[int]]:
     """Wait for wake-ups, and return the slots that they name.
 
-    The result is empty if no wake-up arrives in time. If there is no connection, the call
-    subscribes and returns immediately. If the connection is dead, it is closed, and the next call
-    subscribes again.
+    If no wake-up arrives in time, the result is empty. If there is no connection, the call
+    subscribes and returns immediately. If the connection is dead, the call closes it, and the next
+    call subscribes again.
 
     Args:
         subscription: Subscription, which keeps its connection between calls.
         seconds: Maximum wait.
         deadline: Retry deadline for subscribing.
-        epoch: Current epoch of the pool. A connection from an older epoch is closed, because it may
-            lead to the wrong server.
+        epoch: Current epoch of the pool. The call closes a connection from an older epoch, because
+            this connection may lead to the wrong server.
     """
     subscribed, until, signals = subscription.connection, time.monotonic() + seconds, set[int]()
     if subscribed is None:
@@ -264,7 +265,7 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
 def _read_signals(
     subscription: Subscription, subscribed: SubscribedConnection, until: float, signals: set[int]
 ) -> Operations[None]:
-    """Read until a wake-up or a message on the consumer's own channel arrives, or the wait ends."""
+    """Read until the wait ends, or a wake-up or a message on the consumer's own channel arrives."""
     while not (signals or subscription.payloads):
         left_s = until - time.monotonic()
         if left_s <= PRECISION_S:
