@@ -1,4 +1,4 @@
-"""The exceptions of RMQ: who can fix the cause, and whether it is safe to try again.
+"""The exceptions of RMQ. They say who can fix the cause, and whether it is safe to try again.
 
 * `ConfigurationError`: the caller can fix the cause. No message was sent, and trying again does not
   help.
@@ -8,7 +8,7 @@
 * `DecodeError`: the producer can fix the bytes, or the reader can fix the codec that reads them.
 * `StorageError`: the server or the network failed. Each subclass says whether the call took effect.
 
-Exceptions of redis-py are translated by `rmq.kernel.transport` and become `__cause__`.
+`rmq.kernel.transport` translates the exceptions of redis-py. The original exception is `__cause__`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ class RMQError(Exception):
     def docs(self) -> str:
         """Page and heading that explain what happened, whether anything is lost, and what to do.
 
-        Your own subclass has the heading of its base class in RMQ.
+        If you define a subclass, it has the heading of its base class in RMQ.
         """
         return f"{PAGE}#{self._documented.lower()}"
 
     @property
     def _documented(self) -> str:
-        """The name of the nearest base class that RMQ defines."""
         ours = (cls for cls in type(self).__mro__ if cls.__module__.partition(".")[0] == "rmq")
         return next(ours).__name__
 
@@ -51,7 +50,7 @@ class ConfigurationError(RMQError):
 
 
 class InvalidValue(ConfigurationError, ValueError):
-    """A value is out of range or badly formed.
+    """A value is out of range, or its form is wrong.
 
     The error message names the field, the value and the fix.
     """
@@ -60,7 +59,7 @@ class InvalidValue(ConfigurationError, ValueError):
 class InvalidType(ConfigurationError, TypeError):
     """A value has the wrong type.
 
-    The error message names the field, the wrong type and the type to pass.
+    The error message names the field, the wrong type and the right type.
     """
 
 
@@ -89,7 +88,7 @@ class TopicNotFound(ConfigurationError):
 class TopicVanished(ConfigurationError):
     """A topic that this client had open is gone: deleted, flushed, or lost in a failover.
 
-    RMQ does not create it again silently, because its messages are gone.
+    RMQ does not silently create the topic again, because its messages are gone.
 
     Attributes:
         recreated: Whether another client has created the topic again. If so, the error is raised
@@ -117,7 +116,7 @@ class BatchNotFound(ConfigurationError):
 
 
 class BatchClosed(ConfigurationError):
-    """The batch takes no new members, because it is closed, cancelled or done."""
+    """The batch accepts no new members, because it is closed, cancelled or done."""
 
 
 class TopicNotEmpty(ConfigurationError):
@@ -127,7 +126,7 @@ class TopicNotEmpty(ConfigurationError):
 class SettingsMismatch(ConfigurationError):
     """The topic exists with other settings.
 
-    The error message names each different setting, with its value in Redis and in your program.
+    The error message names each setting that differs, with its value in Redis and in your program.
     """
 
 
@@ -184,11 +183,10 @@ class EncodeError(SendError, ValueError):
 
 
 class QueueFull(SendError):
-    """The topic's `max_length` is reached, or Redis is at `maxmemory`. Try again later.
+    """The topic has reached its `max_length`, or Redis is at `maxmemory`. Try again later.
 
     Attributes:
-        results: For `send_many`, one entry for each message, in order, with None for a refused
-            message.
+        results: For `send_many`, the result of each message, in order. None for a refused message.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -200,8 +198,8 @@ class TopicPaused(SendError):
     """Sends to the topic are paused. No message was stored. Send again when the topic is resumed.
 
     Attributes:
-        results: For `send_many`, one entry for each message, in order, with None for a refused
-            message. All messages are refused, unless the pause began or ended during the call.
+        results: For `send_many`, the result of each message, in order. None for a refused message.
+            All messages are refused, unless the pause began or ended during the call.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -213,7 +211,7 @@ class NotDurable(SendError):
     """The message is stored, but not enough replicas or disks confirmed the message in time.
 
     You can send the message again with the same id. RMQ stores no second message while the first
-    message exists, nor within the topic's `dedup_window` after the first message was settled.
+    message exists, and none within the topic's `dedup_window` after the first message was settled.
 
     Attributes:
         results: Result of each message, with the durability that was reached. None for a message
@@ -229,22 +227,22 @@ class NotDurable(SendError):
 
 
 class DeliveryError(RMQError):
-    """A delivery could not be settled by this consumer."""
+    """This consumer could not settle a delivery."""
 
 
 class LeaseLost(DeliveryError):
-    """The lease expired, and the delivery was rolled back. Another consumer may have the message.
+    """The lease has expired. Another consumer may have the message.
 
     The call changed nothing. Do not repeat it: the other consumer settles the message.
     """
 
 
 class AlreadySettled(DeliveryError):
-    """This delivery was already settled, by an earlier call on the same object."""
+    """The program has already settled this delivery with an earlier call."""
 
 
 class Cancelled(DeliveryError):
-    """The cancellation of this delivery was requested, by `topic.cancel(id, running=True)`.
+    """A program has asked to cancel this delivery with `topic.cancel(id, running=True)`.
 
     `extend` and `checkpoint` of a delivery raise this error. If the handler does not catch it, the
     message ends as cancelled. An ack is still possible.
@@ -262,8 +260,8 @@ class ResultNotFound(RMQError):
     """There is no result to wait for.
 
     Attributes:
-        reason: "not_kept" (no result is kept for the message, or the kept result expired), or
-            "unknown" (no message and no result has this id).
+        reason: "not_kept" if RMQ does not keep the result of the message, or has deleted it.
+            "unknown" if no message and no result has this id.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -274,8 +272,8 @@ class ResultNotFound(RMQError):
 class InvalidKey(DeliveryError, ValueError):
     """A message has no usable business key. Its handler was not run.
 
-    This error counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}`
-    immediately sends such messages to the dead letters.
+    This error counts as a failure of the handler. With `on_error={rmq.InvalidKey: rmq.Reject}`,
+    such messages become dead letters immediately.
     """
 
 
@@ -283,7 +281,7 @@ class ClaimLost(DeliveryError):
     """When the handler returned, its claim on the business key no longer existed.
 
     The claim expired or was deleted while the handler ran. Another delivery may have done the same
-    work, or may be doing it now. No claim is recorded as done for this delivery.
+    work, or may be doing it now. RMQ records no claim as done for this delivery.
     """
 
 
@@ -322,8 +320,8 @@ class QueryOwned(DeliveryError):
     """Another process runs this query. The checkpoint was copied, or the query was started twice.
 
     Attributes:
-        left_s: If the current owner does not renew its lease, seconds until another process may run
-            the query.
+        left_s: Seconds until another process may run the query, if the current owner does not renew
+            its lease.
     """
 
     def __init__(self, message: str, left_s: float = 0.0) -> None:
@@ -361,12 +359,12 @@ class Unavailable(StorageError):
 
 
 class OutcomeUnknown(StorageError):
-    """The call may have taken effect, but its reply never came.
+    """The call may have taken effect, but its reply never arrived.
 
-    You can repeat every RMQ call safely: repeat a send with the same message id, and an ack or
-    another call on a delivery with the same consumer. Within a minute, the repeated call gets the
-    reply to the first call. Later it may raise `LeaseLost` for a delivery that the first call
-    settled.
+    You can safely repeat every call of RMQ. Repeat a send with the same message id. Repeat an ack,
+    or another call on a delivery, with the same consumer. Within a minute, the repeated call gets
+    the reply to the first call. Later, the repeated call may raise `LeaseLost` for a delivery that
+    the first call settled.
     """
 
 
@@ -401,6 +399,6 @@ class HistoryLost(StorageError):
 class ScriptFailed(StorageError):
     """A Lua script stopped: a key has a wrong type, a record is unreadable, or Redis failed.
 
-    RMQ's scripts check types and records before they write. If Redis fails to run a later command
-    of a script, the earlier writes of the script remain.
+    RMQ's scripts check types and records before they write. If Redis fails in the middle of a
+    script, the script's earlier writes remain.
     """

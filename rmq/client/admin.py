@@ -1,4 +1,4 @@
-"""Admin: all administrative operations, composed of the features' classes.
+"""Combine the administrative operations of all features in one class.
 
 `make fmt` writes the blocking class from this module.
 """

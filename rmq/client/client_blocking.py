@@ -75,21 +75,21 @@ class Client(ClientBase):
     ) -> Topic:
         """Return a topic by name.
 
-        This sends nothing to Redis. The first call on the topic opens the topic in Redis.
+        This call sends nothing to Redis. The first call on the topic opens the topic in Redis.
 
         Args:
             name: Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
             codec: Codec for writing bodies: "json", "msgpack", "bytes", the name of an installed
                 codec, rmq.Compressed(), rmq.Encrypted(keys), or your own object with a number from
-                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec, so a
+                4 to 7 (`rmq.kernel.core.codec.Codec`). A stored message names its codec. So a
                 program that reads bodies needs no `codec`, unless the codec is your own object.
             results: How long to keep the results of the messages that this object sends. Default:
                 results are not kept.
             step_bytes: Limit for the steps and the cursor of a message that this object receives,
                 at most 1 MiB.
             settings: Settings by name, see `rmq.Settings`. Durations are in seconds or a timedelta.
-                An omitted setting keeps its value in Redis. In a new topic, an omitted setting has
-                its default.
+                If you omit a setting, it keeps its value in Redis. In a new topic, it has its
+                default.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.
@@ -109,22 +109,22 @@ class Client(ClientBase):
         timeout: Duration | None = None,
         keep: Duration = BATCH_KEEP,
     ) -> Batch:
-        """Return a batch: messages that end together, and then send one message.
+        """Return a batch. RMQ sends a callback message when all messages of the batch have ended.
 
-        This sends nothing to Redis. Use the batch in a `with` block, which opens and closes it.
+        This call sends nothing to Redis. Use the batch in a `with` block, which opens and closes
+        it.
 
         Args:
-            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - If a batch has this
-                name already, the program continues that batch. The handler of a member may pass its
-                delivery instead of a name. It can then add members, even after the batch was
-                closed.
-            then: The callback: a pair of a topic and an rmq.Outgoing. It may be omitted if the
-                batch exists.
+            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - If a batch of this name
+                exists, the program continues it. The handler of a member may pass its delivery
+                instead of a name. It can then add members, even after the batch was closed.
+            then: The callback: a pair of a topic and an rmq.Outgoing. You may omit the callback if
+                the batch exists.
             dead: With "count", a dead letter counts as a member that has ended. With "wait", the
                 batch waits until the dead letter is removed, or until it is redriven and ends.
             timeout: Time after which `rmq server` closes the batch if the program has not closed
                 it, in seconds or as a timedelta. Default: never.
-            keep: How long the batch is kept after its end, in seconds or as a timedelta.
+            keep: How long RMQ keeps the batch after its end, in seconds or as a timedelta.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid.
@@ -139,10 +139,10 @@ class Client(ClientBase):
         keep: Duration = EVENT_KEEP,
         codec: str | Codec = "json",
     ) -> SignalResult:
-        """Signal an event, so that the messages that wait for its key continue.
+        """Signal an event. The messages that wait for its key then continue.
 
         Their handlers run again, and find the event in `d.events`. Only the first signal of a key
-        counts, so the call may be repeated.
+        counts, so you may repeat the call.
 
         Args:
             key: Key of the event, a text of 1 to 255 bytes. A key is the same for all topics.
@@ -152,7 +152,7 @@ class Client(ClientBase):
             codec: Codec for writing the body, as for a topic.
 
         Returns:
-            Whether this was the first signal, and how many messages it let continue.
+            Whether this was the first signal, and how many messages now continue.
 
         Raises:
             InvalidType, InvalidValue: An argument is not valid.
@@ -162,15 +162,15 @@ class Client(ClientBase):
         return self._transport.run(self._signal(key, body, keep, codec))
 
     def ping(self) -> float:
-        """Return the duration of one round trip to the server, in seconds."""
+        """Return how many seconds one round trip to the server takes."""
         started = time.perf_counter()
         self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     def can_wake(self) -> bool:
-        """Return whether this Redis user may publish to channels of the prefix, to wake consumers.
+        """Return whether this Redis user may publish wake-ups for consumers.
 
-        A Redis 7 user may not use a channel unless its ACL names the channel. Without this right no
+        In Redis 7, a user may use only the channels that its ACL names. Without this right no
         message is lost, but waiting consumers notice new messages up to a second late.
         """
         try:
@@ -184,7 +184,7 @@ class Client(ClientBase):
         return facts(self._transport.raw_command("info", "INFO", section))
 
     def close(self) -> None:
-        """Close every connection. An embedded server stops with its last client."""
+        """Close all connections. An embedded server stops with its last client."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
                 self._transport.run(report.report(self._hooks.producer_sequence, again=False))

@@ -1,6 +1,6 @@
-"""Small data that programs share next to topics: published data, values, lists and sets.
+"""Share small data between programs, outside of topics: published data, values, lists and sets.
 
-A connector needs them for replies and broadcasts, which are no messages of a topic. `make fmt`
+Connectors use this data for replies and broadcasts, which are not messages of a topic. `make fmt`
 writes the blocking classes from this module.
 """
 
@@ -21,12 +21,12 @@ POP_MOST = 1000  # values of one call of `pop`
 
 
 class Published(NamedTuple):
-    """Data that a subscription received, or the news that a channel is subscribed.
+    """Data that a subscription received, or the news that the subscription to a channel has begun.
 
     Attributes:
         channel: Name of the channel.
-        data: The published data. None if Redis has just confirmed the subscription to the channel.
-            Data that was published before was not received.
+        data: The published data. None if the subscription to the channel has just begun. Data that
+            was published before was not received.
     """
 
     channel: str
@@ -40,7 +40,8 @@ class ChannelSubscription(Subscription):
         names: Name of each channel, by its key in Redis.
         news: Received data that was not returned yet.
         is_closed: Whether the subscription has ended.
-        is_receiving: Whether a call of `receive` runs. At the end, this call closes the connection.
+        is_receiving: Whether a call of `receive` is running. This call closes the connection when
+            it ends.
     """
 
     __slots__ = ("_sent", "is_closed", "is_receiving", "names", "news")
@@ -53,26 +54,26 @@ class ChannelSubscription(Subscription):
         self._sent: set[bytes] = set()
 
     def required_channels(self) -> Sequence[bytes]:
-        """Return the channels to which a new connection must subscribe."""
+        """Return the channels that a new connection must subscribe to."""
         channels = list(self.names)
         self._sent = set(channels)
         self.channel = channels[0]  # for errors
         return channels
 
     def missing_channels(self) -> Sequence[bytes]:
-        """Return further channels to which the current connection must subscribe."""
+        """Return more channels that the current connection must subscribe to."""
         missing = [each for each in list(self.names) if each not in self._sent]
         self._sent.update(missing)
         return missing
 
     def note_subscribed(self, channels: Iterable[bytes]) -> None:
-        """Record that the subscription to these channels has begun, perhaps again."""
+        """Record that the subscription to these channels has begun or has begun again."""
         names = [self.names[each] for each in channels if each in self.names]
         self.news += [Published(name, None) for name in names]
         self.payloads.append(b"")  # ends the wait
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Record published data. `signals` gets an item, which ends the wait."""
+        """Record published data. The method adds an item to `signals`, which ends the wait."""
         if channel in self.names:
             self.news.append(Published(self.names[channel], payload))
             signals.add(0)
@@ -108,7 +109,7 @@ def receive_flow(subscription: ChannelSubscription, seconds: float) -> Flow[list
 
 
 class AsyncSharedSubscription:
-    """A subscription to channels of shared data, with a connection of its own.
+    """A subscription to channels of shared data. It has its own connection.
 
     One task may receive. Any task may call the other methods.
     """
@@ -119,12 +120,12 @@ class AsyncSharedSubscription:
         self._subscription = ChannelSubscription()
 
     def add(self, *channels: str) -> None:
-        """Subscribe to further channels. A running call of `receive` subscribes immediately."""
+        """Subscribe to more channels. A running call of `receive` subscribes immediately."""
         self._subscription.names.update({self._key(channel): channel for channel in channels})
         self._subscription.wake()
 
     def remove(self, *channels: str) -> None:
-        """Ignore what is published on these channels from now on."""
+        """Ignore data that is published on these channels from now on."""
         for channel in channels:
             self._subscription.names.pop(self._key(channel), None)
 
@@ -137,13 +138,14 @@ class AsyncSharedSubscription:
         return self._subscription.is_heard
 
     async def receive(self, wait: Duration = 0) -> list[Published]:
-        """Wait for published data, and return it in the order in which it came.
+        """Wait for published data, and return the data in the order in which it arrived.
 
-        When the subscription begins, the calls also return one item for each channel, whose data is
-        None. This also happens after each lost connection, because data may have been missed.
+        When the subscription begins, `receive` also returns one item for each channel, whose data
+        is None. The same happens after each lost connection, because data may have been missed.
 
         Args:
-            wait: Longest wait, in seconds or as a timedelta. `wake` and `add` may end it earlier.
+            wait: Longest wait, in seconds or as a timedelta. `wake` and `add` may end the wait
+                earlier.
 
         Raises:
             InvalidValue: There is no channel.
@@ -153,7 +155,7 @@ class AsyncSharedSubscription:
         return await self._transport.run(receive_flow(self._subscription, seconds))
 
     async def close(self) -> None:
-        """End the subscription, and a call of `receive` that waits."""
+        """End the subscription. A call of `receive` that waits also ends."""
         self._subscription.is_closed = True
         if self._subscription.is_receiving:
             self._subscription.wake()
@@ -162,12 +164,13 @@ class AsyncSharedSubscription:
 
 
 class AsyncSharedData:
-    """Data that the programs of a namespace share, next to topics.
+    """Data that the programs of a namespace share, outside of topics.
 
-    Published data reaches only the programs that are subscribed at this moment. Values of a list
-    are popped once, in the order in which they were pushed. If a reply of Redis is lost, the values
-    of a push may be added twice, and the values of a pop are lost. Use a topic for everything that
-    must not be lost. On a Redis Cluster, each name may be on another server.
+    Published data reaches only programs that are subscribed at this moment. Values of a list are
+    popped once, in the order in which they were pushed. If a reply of Redis is lost, the values of
+    a push may be added twice, and the values of a pop are lost.
+
+    If data must not be lost, use a topic. On a Redis Cluster, each name may be on another server.
 
     Args:
         client: Client whose Redis and prefix are used.
@@ -187,8 +190,8 @@ class AsyncSharedData:
         """Publish data on a channel.
 
         Returns:
-            Number of subscriptions that got the data. A Redis Cluster counts only the subscriptions
-            on one of its servers.
+            Number of subscriptions that got the data. On a Redis Cluster, only the subscriptions on
+                one of its servers are counted.
         """
         return int(await self._raw("publish", "PUBLISH", self._key("channel", channel), data))
 
@@ -199,7 +202,7 @@ class AsyncSharedData:
         return made
 
     async def put(self, name: str, value: bytes, *, expires: Duration | None = None) -> None:
-        """Store a value. It replaces an earlier value of this name.
+        """Store a value. An earlier value of this name is replaced.
 
         Args:
             name: Name of the value.
@@ -221,9 +224,9 @@ class AsyncSharedData:
 
         Args:
             name: Name of the list.
-            values: Values, 1 at least.
+            values: At least one value.
             expires: Time from now after which the list is deleted, in seconds or as a timedelta. If
-                the process dies within this call, the list may stay until the next push.
+                the process dies during this call, the list may stay until the next push.
         """
         ms = duration_ms(expires, "expires", low_ms=1)
         key = self._key("list", name)
@@ -232,7 +235,7 @@ class AsyncSharedData:
         return length
 
     async def pop(self, name: str, max_values: int = 1) -> list[bytes]:
-        """Remove the oldest values of a list, at most 1000, and return them."""
+        """Remove up to 1000 of the oldest values of a list, and return them."""
         most = check_int(max_values, "max_values", 1, POP_MOST)
         return list(await self._raw("pop", "LPOP", self._key("list", name), most) or ())
 
@@ -259,9 +262,9 @@ class AsyncSharedData:
             await self._raw("add", "PEXPIRE", self._key("set", name), ms)
 
     async def discard(self, name: str, member: bytes) -> None:
-        """Remove a member from a set. A missing member is no error."""
+        """Remove a member from a set. If the set does not have the member, nothing happens."""
         await self._raw("discard", "SREM", self._key("set", name), member)
 
     async def members(self, name: str) -> set[bytes]:
-        """Return the members of a set. A missing set is empty."""
+        """Return the members of a set. If the set does not exist, the result is empty."""
         return set(await self._raw("members", "SMEMBERS", self._key("set", name)))

@@ -13,7 +13,7 @@ from rmq.kernel.core.validation import Duration, check_int, duration_ms
 
 
 class SharedSubscription:
-    """A subscription to channels of shared data, with a connection of its own.
+    """A subscription to channels of shared data. It has its own connection.
 
     One thread may receive. Any thread may call the other methods.
     """
@@ -24,12 +24,12 @@ class SharedSubscription:
         self._subscription = ChannelSubscription()
 
     def add(self, *channels: str) -> None:
-        """Subscribe to further channels. A running call of `receive` subscribes immediately."""
+        """Subscribe to more channels. A running call of `receive` subscribes immediately."""
         self._subscription.names.update({self._key(channel): channel for channel in channels})
         self._subscription.wake()
 
     def remove(self, *channels: str) -> None:
-        """Ignore what is published on these channels from now on."""
+        """Ignore data that is published on these channels from now on."""
         for channel in channels:
             self._subscription.names.pop(self._key(channel), None)
 
@@ -42,13 +42,14 @@ class SharedSubscription:
         return self._subscription.is_heard
 
     def receive(self, wait: Duration = 0) -> list[Published]:
-        """Wait for published data, and return it in the order in which it came.
+        """Wait for published data, and return the data in the order in which it arrived.
 
-        When the subscription begins, the calls also return one item for each channel, whose data is
-        None. This also happens after each lost connection, because data may have been missed.
+        When the subscription begins, `receive` also returns one item for each channel, whose data
+        is None. The same happens after each lost connection, because data may have been missed.
 
         Args:
-            wait: Longest wait, in seconds or as a timedelta. `wake` and `add` may end it earlier.
+            wait: Longest wait, in seconds or as a timedelta. `wake` and `add` may end the wait
+                earlier.
 
         Raises:
             InvalidValue: There is no channel.
@@ -58,7 +59,7 @@ class SharedSubscription:
         return self._transport.run(receive_flow(self._subscription, seconds))
 
     def close(self) -> None:
-        """End the subscription, and a call of `receive` that waits."""
+        """End the subscription. A call of `receive` that waits also ends."""
         self._subscription.is_closed = True
         if self._subscription.is_receiving:
             self._subscription.wake()
@@ -67,12 +68,13 @@ class SharedSubscription:
 
 
 class SharedData:
-    """Data that the programs of a namespace share, next to topics.
+    """Data that the programs of a namespace share, outside of topics.
 
-    Published data reaches only the programs that are subscribed at this moment. Values of a list
-    are popped once, in the order in which they were pushed. If a reply of Redis is lost, the values
-    of a push may be added twice, and the values of a pop are lost. Use a topic for everything that
-    must not be lost. On a Redis Cluster, each name may be on another server.
+    Published data reaches only programs that are subscribed at this moment. Values of a list are
+    popped once, in the order in which they were pushed. If a reply of Redis is lost, the values of
+    a push may be added twice, and the values of a pop are lost.
+
+    If data must not be lost, use a topic. On a Redis Cluster, each name may be on another server.
 
     Args:
         client: Client whose Redis and prefix are used.
@@ -92,8 +94,8 @@ class SharedData:
         """Publish data on a channel.
 
         Returns:
-            Number of subscriptions that got the data. A Redis Cluster counts only the subscriptions
-            on one of its servers.
+            Number of subscriptions that got the data. On a Redis Cluster, only the subscriptions on
+                one of its servers are counted.
         """
         return int(self._raw("publish", "PUBLISH", self._key("channel", channel), data))
 
@@ -104,7 +106,7 @@ class SharedData:
         return made
 
     def put(self, name: str, value: bytes, *, expires: Duration | None = None) -> None:
-        """Store a value. It replaces an earlier value of this name.
+        """Store a value. An earlier value of this name is replaced.
 
         Args:
             name: Name of the value.
@@ -126,9 +128,9 @@ class SharedData:
 
         Args:
             name: Name of the list.
-            values: Values, 1 at least.
+            values: At least one value.
             expires: Time from now after which the list is deleted, in seconds or as a timedelta. If
-                the process dies within this call, the list may stay until the next push.
+                the process dies during this call, the list may stay until the next push.
         """
         ms = duration_ms(expires, "expires", low_ms=1)
         key = self._key("list", name)
@@ -137,7 +139,7 @@ class SharedData:
         return length
 
     def pop(self, name: str, max_values: int = 1) -> list[bytes]:
-        """Remove the oldest values of a list, at most 1000, and return them."""
+        """Remove up to 1000 of the oldest values of a list, and return them."""
         most = check_int(max_values, "max_values", 1, POP_MOST)
         return list(self._raw("pop", "LPOP", self._key("list", name), most) or ())
 
@@ -164,9 +166,9 @@ class SharedData:
             self._raw("add", "PEXPIRE", self._key("set", name), ms)
 
     def discard(self, name: str, member: bytes) -> None:
-        """Remove a member from a set. A missing member is no error."""
+        """Remove a member from a set. If the set does not have the member, nothing happens."""
         self._raw("discard", "SREM", self._key("set", name), member)
 
     def members(self, name: str) -> set[bytes]:
-        """Return the members of a set. A missing set is empty."""
+        """Return the members of a set. If the set does not exist, the result is empty."""
         return set(self._raw("members", "SMEMBERS", self._key("set", name)))

@@ -100,14 +100,14 @@ class TopicBase:
         body: Any = None,
         type: str | Sequence[str] | None = None,
     ) -> Any:
-        """Register a function as a handler of messages, for workers, and return the function.
+        """Register a function as a handler of messages, and return the function. Workers run it.
 
         Use `@topic.handler`, or with options `@topic.handler(concurrency=16)`. A topic may have a
         handler for each type of message, and a handler without `type` for all other messages.
 
         Args:
-            concurrency: Maximum number of runs at a time: in threads (default 8), or as tasks if
-                the function is async (default 100).
+            concurrency: Maximum number of runs at a time. A plain function runs in threads (default
+                8), and an async function runs in tasks (default 100).
             prefetch: Maximum number of deliveries that a worker has at a time, including running
                 deliveries. By default, a worker has as many deliveries as it can start within 0.2
                 s, in addition to the running deliveries. The default is at most 1000, or two
@@ -160,7 +160,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         self._run = transport.run
 
     async def open(self, create: bool = True) -> bool:
-        """Create the topic. If the topic exists, compare its settings with those of this program.
+        """Create the topic.
+
+        If the topic exists, compare its settings with the settings of this program.
 
         The first call on a topic does the same.
 
@@ -215,11 +217,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            After this returns, the message is in Redis with the requested durability. If the call
-            raises OutcomeUnknown, or is interrupted by Ctrl-C or a cancellation, the message may be
-            stored. Then send the message again with the same `dedup_key`, or with the same `id`
-            (from `new_id`). If Redis has already stored the message, the second attempt adds no
-            message.
+            After this call returns, the message is in Redis with the requested durability. If the
+                call raises OutcomeUnknown, or Ctrl-C or a cancellation interrupts it, the message
+                may be stored. Then send the message again with the same `dedup_key`, or with the
+                same `id` (from `new_id`). If Redis has already stored the message, the second
+                attempt adds no message.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid. No message was sent.
@@ -247,11 +249,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> Sequence[SendResult]:
-        """Send messages, and return one result for each, in order.
+        """Send messages. Return one result for each message, in order.
 
-        All messages are checked and encoded before the first is sent. The messages of one slot are
-        stored in batches of up to 1000 messages, or 400 if they have merge keys. Each batch is
-        stored completely or not at all.
+        All messages are checked and encoded before the first message is sent. The messages of one
+        slot are stored in batches of up to 1000 messages, or 400 if they have merge keys. Each
+        batch is stored completely or not at all.
 
         Raises:
             RMQError: Any error that `send` raises. The `results` of QueueFull and TopicPaused show
@@ -275,11 +277,11 @@ class AsyncTopic(TopicBase, AsyncSchedules):
 
     @property
     def history(self) -> AsyncTopicHistory:
-        """Reader of acked messages, if the topic's setting `history` keeps them."""
+        """Reads acked messages, if the topic's setting `history` keeps them."""
         return AsyncTopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> AsyncResultHandle:
-        """Return a handle with which you can read or await the result of a message.
+        """Return a handle. With the handle, you can read or await the result of a message.
 
         This call reads nothing from Redis.
 
@@ -287,7 +289,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             id: Id of the message: `message_id` in the result of the send.
 
         Raises:
-            InvalidValue: The id is of another topic.
+            InvalidValue: The id belongs to a message of another topic.
         """
         id = results_flow.check_id(self._context, id)
         return AsyncResultHandle(self._transport, self._context, id)
@@ -301,20 +303,20 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return await self._run(results_flow.read(self._context, ids))
 
     async def cancel(self, id: Id | Receipt, *, running: bool = False) -> CancelStatus:
-        """Cancel a waiting message, or with `running` also a message in flight.
+        """Cancel a waiting message. With `running`, also cancel a message in flight.
 
         Args:
             id: Id of the message, or a receipt. With a receipt, only the delivery with this receipt
                 can be cancelled.
-            running: Whether to request the cancellation of the current delivery.
+            running: Whether to ask the consumer to cancel the current delivery.
 
         Returns:
-            The status. "cancelled" means that the message waited, and is deleted. "requested" means
-            that the message is in flight, and ends as cancelled unless its consumer acks it.
-            "already_requested" means that an earlier call has requested this cancellation.
-            "old_delivery" means that the receipt does not belong to the current delivery. With
-            "in_flight" (without `running`), "in_query" (a query has the message), "dead" and
-            "gone", the message was not changed.
+            The status. "cancelled" means that the message was waiting and is now deleted.
+                "requested" means that the message is in flight, and ends as cancelled unless its
+                consumer acks it. "already_requested" means that an earlier call has requested this
+                cancellation. "old_delivery" means that the receipt does not belong to the current
+                delivery. With "in_flight" (without `running`), "in_query" (a query has the
+                message), "dead" and "gone", the message was not changed.
         """
         return await self._run(change.cancel(self._context, id, running))
 
@@ -324,18 +326,18 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Change the due time of a waiting message.
 
         Returns:
-            "rescheduled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+            "rescheduled", or "in_flight", "dead" or "gone" if the message does not wait.
         """
         return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """Give a waiting message another priority.
 
-        It then waits behind all other messages with this priority.
+        The message then waits behind all other messages with this priority.
 
         Returns:
-            "changed", "unchanged" (the message already had this priority), or, for a message that
-            does not wait, "in_flight", "dead" or "gone".
+            "changed", or "unchanged" if the message already had this priority. If the message does
+                not wait: "in_flight", "dead" or "gone".
         """
         return await self._run(change.set_priority(self._context, id, priority))
 
@@ -361,9 +363,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
 
         Guarantee:
             With `ordered`, messages with the same slot_basis and priority are delivered in the
-            order of sending, to any number of consumers. A message is delivered when the previous
-            message is settled, or in the same batch behind the previous message. If a consumer
-            dies, its slot waits until the lease expires.
+                order of sending, to any number of consumers. A message is delivered after the
+                previous message is settled, or behind the previous message in the same batch. If a
+                consumer dies, its slot waits until the lease expires.
         """
         return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
 
@@ -376,19 +378,18 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         owner_lease: Duration = 15.0,
         exact: bool = False,
     ) -> AsyncQuery:
-        """Return a reader for engines that replay batches, such as Spark.
-
-        `rmq.AsyncQuery` describes it.
+        """Return a reader for engines that replay batches, such as Spark. See `rmq.AsyncQuery`.
 
         Args:
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
                 checkpoint.
             owner: Name of the process that runs the query now. Other owners are refused.
-            lease: Time without a renewal after which the messages go back to the queue, 1 s
-                to 12 h.
+            lease: Time without a renewal after which the messages go back to the queue, 1 s to 12
+                h.
             owner_lease: Time after the owner's last call during which other owners are refused.
-            exact: Whether you settle a batch only if readers have received all its messages. If so,
-                you can still settle messages whose lease has expired, see `AsyncQuery.settle`.
+            exact: Whether you settle a batch only if readers have received all its messages. If
+                True, you can still settle messages whose lease has expired, see
+                `AsyncQuery.settle`.
         """
         leased = lease_of(run, owner, lease, owner_lease, exact)
         return AsyncQuery(self._transport, self._context, leased)
@@ -396,9 +397,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
     ) -> AsyncStage:
-        """Return a store for messages that are published together later.
-
-        `rmq.AsyncStage` describes it.
+        """Return a store for messages that you publish together later. See `rmq.AsyncStage`.
 
         Args:
             name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
@@ -421,24 +420,25 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Args:
             staged: `AsyncStage.staged` of each stage. Stages of other existing topics in this Redis
                 are allowed.
-            query: Name of a streaming query that publishes one batch after the other; requires
+            query: Name of a streaming query that publishes one batch after the other. It requires
                 `batch`. Call `publish` on the same topic for all batches of the query, because this
                 topic records the stages of each batch.
             batch: Number of the batch. A batch is published once. If a call was interrupted, the
-                next call publishes the stages of the interrupted call. It deletes the stages that
-                you pass to it. If this batch or a later batch was already published, the passed
-                stages are deleted.
+                next call publishes the stages of the interrupted call, and deletes the stages that
+                you pass to it. If this batch or a later batch was already published, the stages
+                that you pass are deleted.
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            If a call is interrupted, repeat it: the repeated call continues the work, and each
-            staged message is accepted once. Without `query`, pass the same stages again. Within the
-            topic's `dedup_window`, RMQ also recognises a message by its id. Readers do not see all
-            messages at once: about 1000 messages of a slot become visible at a time. The delay of a
-            message and the time range of its merge start when the message is published.
+            If a call is interrupted, repeat it. The repeated call continues the work, and each
+                staged message is accepted once. Without `query`, pass the same stages again. Within
+                the topic's `dedup_window`, RMQ also recognises a message by its id. Readers do not
+                see all messages at once: about 1000 messages of a slot become visible at a time.
+                The delay of a message and the time range of its merge start when the message is
+                published.
 
         Raises:
-            StageLost: A stage has lost messages. No further messages were published.
+            StageLost: A stage has lost messages. No more messages were published.
             QueueFull: The topic is at max_length, or Redis is at maxmemory. Publish again later.
             NotDurable: The messages are less durable than the topic requires. Publish again.
         """
@@ -447,7 +447,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Delete stages that were not published.
 
-        If `publish` has begun to publish the batch of a query, the stages of this batch are not
+        If `publish` has begun to publish a batch of the query, the stages of this batch are not
         deleted.
         """
         await self._run(discard_flow(self._context, staged, query))

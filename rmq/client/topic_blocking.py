@@ -42,7 +42,9 @@ class Topic(TopicBase, Schedules):
         self._run = transport.run
 
     def open(self, create: bool = True) -> bool:
-        """Create the topic. If the topic exists, compare its settings with those of this program.
+        """Create the topic.
+
+        If the topic exists, compare its settings with the settings of this program.
 
         The first call on a topic does the same.
 
@@ -97,11 +99,11 @@ class Topic(TopicBase, Schedules):
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            After this returns, the message is in Redis with the requested durability. If the call
-            raises OutcomeUnknown, or is interrupted by Ctrl-C or a cancellation, the message may be
-            stored. Then send the message again with the same `dedup_key`, or with the same `id`
-            (from `new_id`). If Redis has already stored the message, the second attempt adds no
-            message.
+            After this call returns, the message is in Redis with the requested durability. If the
+                call raises OutcomeUnknown, or Ctrl-C or a cancellation interrupts it, the message
+                may be stored. Then send the message again with the same `dedup_key`, or with the
+                same `id` (from `new_id`). If Redis has already stored the message, the second
+                attempt adds no message.
 
         Raises:
             InvalidValue, InvalidType: An argument is not valid. No message was sent.
@@ -129,11 +131,11 @@ class Topic(TopicBase, Schedules):
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
     ) -> Sequence[SendResult]:
-        """Send messages, and return one result for each, in order.
+        """Send messages. Return one result for each message, in order.
 
-        All messages are checked and encoded before the first is sent. The messages of one slot are
-        stored in batches of up to 1000 messages, or 400 if they have merge keys. Each batch is
-        stored completely or not at all.
+        All messages are checked and encoded before the first message is sent. The messages of one
+        slot are stored in batches of up to 1000 messages, or 400 if they have merge keys. Each
+        batch is stored completely or not at all.
 
         Raises:
             RMQError: Any error that `send` raises. The `results` of QueueFull and TopicPaused show
@@ -157,11 +159,11 @@ class Topic(TopicBase, Schedules):
 
     @property
     def history(self) -> TopicHistory:
-        """Reader of acked messages, if the topic's setting `history` keeps them."""
+        """Reads acked messages, if the topic's setting `history` keeps them."""
         return TopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> ResultHandle:
-        """Return a handle with which you can read or await the result of a message.
+        """Return a handle. With the handle, you can read or await the result of a message.
 
         This call reads nothing from Redis.
 
@@ -169,7 +171,7 @@ class Topic(TopicBase, Schedules):
             id: Id of the message: `message_id` in the result of the send.
 
         Raises:
-            InvalidValue: The id is of another topic.
+            InvalidValue: The id belongs to a message of another topic.
         """
         id = results_flow.check_id(self._context, id)
         return ResultHandle(self._transport, self._context, id)
@@ -183,20 +185,20 @@ class Topic(TopicBase, Schedules):
         return self._run(results_flow.read(self._context, ids))
 
     def cancel(self, id: Id | Receipt, *, running: bool = False) -> CancelStatus:
-        """Cancel a waiting message, or with `running` also a message in flight.
+        """Cancel a waiting message. With `running`, also cancel a message in flight.
 
         Args:
             id: Id of the message, or a receipt. With a receipt, only the delivery with this receipt
                 can be cancelled.
-            running: Whether to request the cancellation of the current delivery.
+            running: Whether to ask the consumer to cancel the current delivery.
 
         Returns:
-            The status. "cancelled" means that the message waited, and is deleted. "requested" means
-            that the message is in flight, and ends as cancelled unless its consumer acks it.
-            "already_requested" means that an earlier call has requested this cancellation.
-            "old_delivery" means that the receipt does not belong to the current delivery. With
-            "in_flight" (without `running`), "in_query" (a query has the message), "dead" and
-            "gone", the message was not changed.
+            The status. "cancelled" means that the message was waiting and is now deleted.
+                "requested" means that the message is in flight, and ends as cancelled unless its
+                consumer acks it. "already_requested" means that an earlier call has requested this
+                cancellation. "old_delivery" means that the receipt does not belong to the current
+                delivery. With "in_flight" (without `running`), "in_query" (a query has the
+                message), "dead" and "gone", the message was not changed.
         """
         return self._run(change.cancel(self._context, id, running))
 
@@ -206,18 +208,18 @@ class Topic(TopicBase, Schedules):
         """Change the due time of a waiting message.
 
         Returns:
-            "rescheduled", or, for a message that does not wait, "in_flight", "dead" or "gone".
+            "rescheduled", or "in_flight", "dead" or "gone" if the message does not wait.
         """
         return self._run(change.reschedule(self._context, id, at, delay))
 
     def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """Give a waiting message another priority.
 
-        It then waits behind all other messages with this priority.
+        The message then waits behind all other messages with this priority.
 
         Returns:
-            "changed", "unchanged" (the message already had this priority), or, for a message that
-            does not wait, "in_flight", "dead" or "gone".
+            "changed", or "unchanged" if the message already had this priority. If the message does
+                not wait: "in_flight", "dead" or "gone".
         """
         return self._run(change.set_priority(self._context, id, priority))
 
@@ -243,9 +245,9 @@ class Topic(TopicBase, Schedules):
 
         Guarantee:
             With `ordered`, messages with the same slot_basis and priority are delivered in the
-            order of sending, to any number of consumers. A message is delivered when the previous
-            message is settled, or in the same batch behind the previous message. If a consumer
-            dies, its slot waits until the lease expires.
+                order of sending, to any number of consumers. A message is delivered after the
+                previous message is settled, or behind the previous message in the same batch. If a
+                consumer dies, its slot waits until the lease expires.
         """
         return Consumer(self._transport, self._context, lease, mode, ordered)
 
@@ -258,19 +260,18 @@ class Topic(TopicBase, Schedules):
         owner_lease: Duration = 15.0,
         exact: bool = False,
     ) -> Query:
-        """Return a reader for engines that replay batches, such as Spark.
-
-        `rmq.Query` describes it.
+        """Return a reader for engines that replay batches, such as Spark. See `rmq.Query`.
 
         Args:
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
                 checkpoint.
             owner: Name of the process that runs the query now. Other owners are refused.
-            lease: Time without a renewal after which the messages go back to the queue, 1 s
-                to 12 h.
+            lease: Time without a renewal after which the messages go back to the queue, 1 s to 12
+                h.
             owner_lease: Time after the owner's last call during which other owners are refused.
-            exact: Whether you settle a batch only if readers have received all its messages. If so,
-                you can still settle messages whose lease has expired, see `Query.settle`.
+            exact: Whether you settle a batch only if readers have received all its messages. If
+                True, you can still settle messages whose lease has expired, see
+                `Query.settle`.
         """
         leased = lease_of(run, owner, lease, owner_lease, exact)
         return Query(self._transport, self._context, leased)
@@ -278,9 +279,7 @@ class Topic(TopicBase, Schedules):
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
     ) -> Stage:
-        """Return a store for messages that are published together later.
-
-        `rmq.Stage` describes it.
+        """Return a store for messages that you publish together later. See `rmq.Stage`.
 
         Args:
             name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
@@ -303,24 +302,25 @@ class Topic(TopicBase, Schedules):
         Args:
             staged: `Stage.staged` of each stage. Stages of other existing topics in this Redis
                 are allowed.
-            query: Name of a streaming query that publishes one batch after the other; requires
+            query: Name of a streaming query that publishes one batch after the other. It requires
                 `batch`. Call `publish` on the same topic for all batches of the query, because this
                 topic records the stages of each batch.
             batch: Number of the batch. A batch is published once. If a call was interrupted, the
-                next call publishes the stages of the interrupted call. It deletes the stages that
-                you pass to it. If this batch or a later batch was already published, the passed
-                stages are deleted.
+                next call publishes the stages of the interrupted call, and deletes the stages that
+                you pass to it. If this batch or a later batch was already published, the stages
+                that you pass are deleted.
             timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            If a call is interrupted, repeat it: the repeated call continues the work, and each
-            staged message is accepted once. Without `query`, pass the same stages again. Within the
-            topic's `dedup_window`, RMQ also recognises a message by its id. Readers do not see all
-            messages at once: about 1000 messages of a slot become visible at a time. The delay of a
-            message and the time range of its merge start when the message is published.
+            If a call is interrupted, repeat it. The repeated call continues the work, and each
+                staged message is accepted once. Without `query`, pass the same stages again. Within
+                the topic's `dedup_window`, RMQ also recognises a message by its id. Readers do not
+                see all messages at once: about 1000 messages of a slot become visible at a time.
+                The delay of a message and the time range of its merge start when the message is
+                published.
 
         Raises:
-            StageLost: A stage has lost messages. No further messages were published.
+            StageLost: A stage has lost messages. No more messages were published.
             QueueFull: The topic is at max_length, or Redis is at maxmemory. Publish again later.
             NotDurable: The messages are less durable than the topic requires. Publish again.
         """
@@ -329,7 +329,7 @@ class Topic(TopicBase, Schedules):
     def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Delete stages that were not published.
 
-        If `publish` has begun to publish the batch of a query, the stages of this batch are not
+        If `publish` has begun to publish a batch of the query, the stages of this batch are not
         deleted.
         """
         self._run(discard_flow(self._context, staged, query))

@@ -1,8 +1,8 @@
-"""Active runs: the deliveries whose handlers are running, and an interceptor's state for each.
+"""Keep the state of an interceptor for each delivery whose handler is running.
 
 An interceptor keeps its state between `before_handle` and `after_handle` in a context variable.
-Spans and log records made inside the handler find this state, also in threads and tasks that the
-handler starts with its context. The variable is reset when the run ends.
+Spans and log records made inside the handler find this state. They also find it in threads and
+tasks that the handler starts with its context. The variable is reset when the run ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Run:
 class Runs(Generic[T]):
     """The current runs of handlers, for one interceptor.
 
-    T is the type of the interceptor's state for a delivery.
+    The type variable T is the type of the interceptor's state for a delivery.
     """
 
     def __init__(self, name: str) -> None:
@@ -74,7 +74,7 @@ class Runs(Generic[T]):
     def end(self, delivery: DeliveryData) -> tuple[T | None, Run | None]:
         """Record that a handler has ended.
 
-        Return the state for the delivery, and the run if this was the last delivery of the run.
+        Return the state for the delivery. Also return the run if this was its last delivery.
         """
         run = self._now.get()
         if run is None or id(delivery) not in run.open:
@@ -98,10 +98,11 @@ def _where() -> tuple[int, object]:
 def late_s(delivery: DeliveryData) -> float | None:
     """Return how late the handler of a delivery starts, in seconds. Return None for a retry.
 
-    Lateness is measured from the due time, by this machine's clock. If a message was due when it
-    was sent, its record has no due time, and the time in its id is used. An id that was derived
-    from a dedup key contains no time, so the result is None. For a message that was snoozed or
-    redriven, lateness is measured from its first due time.
+    The time is measured from the due time, by this machine's clock. If a message was due when it
+    was sent, the time in its id is used instead. If a message was snoozed or redriven, its first
+    due time is used.
+
+    The result is None if the id was derived from a dedup key, because such an id contains no time.
     """
     if delivery.attempt != 1:
         return None

@@ -1,4 +1,4 @@
-"""Structured logs: an event for each message, and the message's id in the records of handlers.
+"""Write structured logs: an event for each message, and the message's id in handlers' records.
 
 The events go to the logger `rmq.messages` of `logging`. This module configures no logger.
 """
@@ -33,10 +33,12 @@ _runs: Runs[float | None] = Runs("rmq_logging")
 class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
-    The text is for people. The fields are in `extra`, as listed in
-    `rmq.kernel.core.metrics.EVENTS`. The level is INFO for success, and WARNING for a send that
-    raised an error and for a handler that failed. If a handler of `logging` has a `MessageFilter`,
-    log records from inside a message handler have the message's id.
+    The text is for people. The fields are in `extra`. `rmq.kernel.core.metrics.EVENTS` lists the
+    fields. The level is INFO for success. It is WARNING for a send that raised an error, and for a
+    handler that failed.
+
+    To add the message's id to the log records of your handlers, add a `MessageFilter` to a handler
+    of `logging`.
     """
 
     def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> None:
@@ -90,7 +92,7 @@ def _marks(message: Outgoing | DeliveryData) -> dict[str, str]:
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:
-    """Log an event. The placeholders in `text` stand for the first values in `fields`, in order."""
+    """Log an event. The first values of `fields` replace the placeholders in `text`."""
     values = list(fields.values())[: text.count("%")]
     level = logging.WARNING if event.level == "WARNING" else logging.INFO
     log.log(level, text, *values, extra={"event": event.name, **fields})
@@ -102,12 +104,11 @@ _MESSAGE_FIELDS = ("message_id", "topic", "attempt", "batch")
 class MessageFilter(logging.Filter):
     """A logging filter that adds the fields of the current message to every record.
 
-    It rejects no record.
+    The filter rejects no record. Add it to a handler of `logging`, because a filter on a logger
+    does not see the records of child loggers. The client needs the interceptor `Logging`.
 
-    Add this filter to a handler of `logging`: a filter on a logger does not see the records of
-    child loggers. The filter works for code that a message handler calls, and for threads and tasks
-    that the message handler starts with its context (`asyncio.create_task`, `asyncio.to_thread`).
-    The client needs the interceptor `Logging`.
+    The filter works for code that a message handler calls. It also works for threads and tasks that
+    the message handler starts with its context (`asyncio.create_task`, `asyncio.to_thread`).
 
     The filter sets `message_id`, `topic`, `attempt` and `batch` (the number of deliveries that the
     handler received). For a batch, `message_id`, `topic` and `attempt` belong to the first
@@ -133,14 +134,14 @@ _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, message and the fields of `extra`.
+    """Formats a log record as one line of JSON: time, level, logger, message and fields of `extra`.
 
-    Times are UTC. Outside of a message handler there are no fields of a message. A value that JSON
-    cannot represent is written as its `str`.
+    Times are UTC. Outside of a message handler, the line has no fields of a message. A value that
+    JSON cannot represent is written as its `str`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as one line of JSON."""
+        """Return a log record as one line of JSON."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = {
             "time": at.replace("+00:00", "Z"),

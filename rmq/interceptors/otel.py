@@ -1,7 +1,7 @@
-"""Traces: a span for each send and each run of a handler, linked by a header of the message.
+"""Create traces: a span for each send and each run of a handler, linked by a header of the message.
 
-Needs the extra `otel`, which is OpenTelemetry's API. The program chooses SDK and exporter. Names
-follow OpenTelemetry's semantic conventions for messaging.
+This module needs the extra `otel`, which is OpenTelemetry's API. The program chooses SDK and
+exporter. Names follow OpenTelemetry's semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MARKS_BYTES = 256  # kept free for the headers that RMQ itself adds
 class OpenTelemetry(Interceptor):
     """Creates a span for each send, and a linked span for each run of a handler.
 
-    A message carries the trace in the headers of the program's propagator (traceparent, tracestate,
-    possibly baggage), in addition to the sender's headers. If a message already has one of these
-    headers, or has no room for all of them, the message is not changed.
+    The headers of a message carry the trace. The program's propagator writes them (traceparent,
+    tracestate, possibly baggage) in addition to the sender's headers. If a message already has one
+    of these headers, or has no room for all of them, the message is not changed.
 
     Inside a handler, the consumer span is the current span. For a batch, the current span is the
     span of the first delivery.
@@ -36,7 +36,7 @@ class OpenTelemetry(Interceptor):
     Args:
         tracer_provider: Tracer provider of the SDK. Default: the global provider.
         parent: Whether the consumer span is also a child of the producer's span, in one trace. If
-            False, each run begins a trace of its own, linked to the sender's trace.
+            False, each run begins its own trace, linked to the sender's trace.
 
     Raises:
         ConfigurationError: The package is missing.
@@ -148,7 +148,7 @@ def _attributes(verb: str, topic: str, message: Outgoing | DeliveryData) -> dict
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:
-    """Return whether the trace fits into these headers. Otherwise it is omitted."""
+    """Return whether the trace fits into these headers. If not, the trace is left out."""
     if not isinstance(headers, Mapping):
         return False  # the send itself raises the error
     if any(name in headers for name in trace_headers):

@@ -17,19 +17,19 @@ from rmq.kernel.delivery.delivery import DeliveryData
 
 
 class Counting(Protocol):
-    """The methods of a worker that `Prometheus.watch` needs."""
+    """The methods that `Prometheus.watch` needs of a worker."""
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the worker's counts of deliveries by topic: received, unsettled and lost."""
 
     def missing(self) -> dict[str, int]:
-        """Return the number of missing messages in the last audit, by topic."""
+        """Return how many messages were missing in the last audit, by topic."""
 
 
 class Prometheus(Interceptor):
-    """Counts and times messages. The program chooses how they are exposed.
+    """Counts and times messages. The program chooses how it exposes the metrics.
 
-    Create one object and pass it to every client: each metric can be registered only once.
+    Create one object and pass it to every client, because each metric can be registered only once.
 
     Args:
         registry: Registry of prometheus_client. Default: its global registry.
@@ -67,8 +67,8 @@ class Prometheus(Interceptor):
         """Expose the counts of a worker, as long as the worker object exists.
 
         The metrics count deliveries that were received (`taken`), are unsettled (`held`) or were
-        lost. From now on, the label `type` can also be a message type of the worker's handlers. If
-        a worker's client has this interceptor, the worker calls this method itself.
+        lost. After this call, the label `type` can also be a message type of the worker's handlers.
+        If the client of a worker has this interceptor, the worker calls this method.
         """
         self._workers.add(worker)
         self._types.update(name for each in getattr(worker, "handlers", ()) for name in each.types)
@@ -98,12 +98,12 @@ class Prometheus(Interceptor):
             self._handled.labels(topic, message_type, outcome.verb).inc()
 
     def on_overrun(self, delivery: DeliveryData) -> None:
-        """Count a run that continues beyond its max_runtime."""
+        """Count a run that continues after its `max_runtime`."""
         self._overran.add(delivery)
         self._handled.labels(delivery.topic, self._type(delivery), "overrun").inc()
 
     def _type(self, delivery: DeliveryData) -> str:
-        """Return the label of a message's type, or "other" if no watched worker handles the type.
+        """Return the label for a message's type, or "other" if no watched worker handles the type.
 
         Without "other", senders could fill the registry with any number of types.
         """

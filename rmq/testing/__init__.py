@@ -1,4 +1,4 @@
-"""For tests of your program: a private broker, a clock that your test controls, and faults.
+"""Test your program: with a private broker, a clock that your test controls, and faults.
 
 `import rmq` does not load this package. docs/testing.md shows how to use it.
 """

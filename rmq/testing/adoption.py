@@ -1,4 +1,4 @@
-"""Adoption of a client: inside a `with` block, the client's calls go to the broker of a test.
+"""Connect a client to the broker of a test, inside a `with` block.
 
 Topics, consumers and admin objects of a client refer to its transport. These references stay valid:
 inside the block, the same transport object has the state and the class of the broker's transport.

@@ -1,4 +1,4 @@
-"""Assertions about the messages of a broker: criteria for a message, and the texts of failures."""
+"""Check the messages of a broker: criteria for a message, and the texts of failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITHIN_S = 1.0  # default tolerance of a due time
 
 
 class MessageCriteria(NamedTuple):
-    """The criteria of a test for a message. If a criterion is None, it accepts any value."""
+    """What a test expects of a message. If a criterion is None, any value is accepted."""
 
     body: Any
     any_body: bool
@@ -61,7 +61,7 @@ def _describe_value(wanted: Any) -> str:
 
 
 def due_in(message: Message, now: datetime) -> timedelta:
-    """Return how long until a message is due, or zero if it is due."""
+    """Return how long it takes until a message is due, or zero if it is due."""
     return max(timedelta(0), message.due - now) if message.due else timedelta(0)
 
 
@@ -111,5 +111,5 @@ def list_topic(admin: Admin, topic: str, now: datetime) -> list[str]:
 
 
 def quote_names(names: Iterable[str]) -> str:
-    """Quote names for a sentence."""
+    """Quote names for use in a sentence."""
     return ", ".join(sorted(map(repr, set(names)))) or "none"

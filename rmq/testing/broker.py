@@ -1,4 +1,4 @@
-"""The broker of a test: a private, empty RMQ with a clock that the test moves."""
+"""Provide the broker of a test: a private, empty RMQ with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Broker:
 
     Args:
         backend: "embedded" uses a real redis-server, which is started once per process. If PATH has
-            no redis-server, the extra rmq[embedded] is needed. "fakeredis" uses a fake server
-            inside this process, which needs the extra rmq[testing]. "auto" uses the real server if
-            it is available, otherwise the fake server.
+            no redis-server, you need the extra rmq[embedded]. "fakeredis" uses a fake server inside
+            this process, and needs the extra rmq[testing]. "auto" uses the real server if it is
+            available, otherwise the fake server.
         now: Time at which the clock starts, an aware datetime or epoch ms. Default: the real time.
         clock: With "manual", time moves only if the test calls `clock.advance`. With "server", the
             scripts use the real clock of the server.
@@ -134,7 +134,8 @@ class Broker:
     def clock(self) -> Clock:
         """The clock that all scripts of this process use.
 
-        Raises InvalidValue if the broker uses the server's clock.
+        Raises:
+            InvalidValue: The broker uses the server's clock.
         """
         if self._clock is None:
             raise InvalidValue("clock: this broker has none; it is closed, or clock='server'")
@@ -153,15 +154,17 @@ class Broker:
         return client
 
     def adopting(self, client: Client | AsyncClient) -> Adoption:
-        """Connect a client of the program to this broker, for a `with` or `async with` block.
+        """Connect a client of your program to this broker, for a `with` or `async with` block.
 
         Inside the block, the client's topics, consumers and handlers use the broker. The broker is
         empty, so each topic is created there with the settings in the program. At the end of the
-        block, the client uses its own Redis again. No other thread may use the client inside the
-        block. A consumer must be opened inside the block.
+        block, the client uses its own Redis again.
+
+        No other thread may use the client inside the block. A consumer must be opened inside the
+        block.
 
         Raises:
-            InvalidValue: The client is adopted already.
+            InvalidValue: The client is already adopted.
         """
         return Adoption(client, self._open().address, self.faults, self._adoptions)
 
@@ -191,8 +194,9 @@ class Broker:
             The results of the runs, in order.
 
         Raises:
-            Endless: The maximum number of runs is reached, and more messages are due.
-            ConfigurationError: No handler is registered, or an event loop is running: use `adrain`.
+            Endless: More messages are due after the maximum number of runs.
+            ConfigurationError: No handler is registered, or an event loop is running. In an event
+                loop, use `adrain`.
         """
         drain, drained = self._drain(topics, advance, raises, limit)
         try:
@@ -240,7 +244,7 @@ class Broker:
         raises: bool = False,
         limit: int = 1000,
     ) -> list[Result]:
-        """Run the registered handlers inside an event loop, as `drain` does.
+        """Run the registered handlers inside an event loop. See `drain`.
 
         Async handlers run in the event loop. Plain handlers block the event loop while they run.
         """
@@ -304,7 +308,7 @@ class Broker:
         return self._peek(topic, "store")
 
     def dead(self, topic: AnyTopic) -> list[Message]:
-        """Return the dead letters, oldest first. `Message.failure` has the reasons."""
+        """Return the dead letters, oldest first. `Message.failure` says why a message is dead."""
         return self._peek(topic, "dead")
 
     def assert_sent(
@@ -328,8 +332,8 @@ class Broker:
             body: Expected body, or a function that returns whether a body matches.
             count: Expected number of matching messages. Default: at least one.
             priority: Expected priority.
-            due_in: Expected time until the message is due, by the broker's clock. 0 means that it
-                is due now.
+            due_in: Expected time until the message is due, by the broker's clock. 0 means that the
+                message is due now.
             within: Tolerance of `due_in`, in seconds or as a timedelta.
             headers: Headers that the message must contain.
             merge_key: Expected merge key.
@@ -337,8 +341,8 @@ class Broker:
             group: Expected group.
 
         Raises:
-            AssertionError: No message matches, or not exactly `count` messages match. The text
-                lists the messages of the topic.
+            AssertionError: No message matches, or the number of matching messages is not `count`.
+                The text lists the messages of the topic.
         """
         wanted = MessageCriteria(
             body, body is ANY, priority, due_in, within, headers, merge_key, type, group
@@ -414,7 +418,7 @@ class Broker:
 
 
 class _ScheduledSends:
-    """The scheduler of a broker, which sends due messages before and after the clock moves.
+    """The scheduler of a broker. It sends due messages before and after the clock moves.
 
     It also stores the schedules that adopted clients declare.
     """

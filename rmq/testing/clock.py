@@ -1,4 +1,4 @@
-"""The clock of a test: all scripts use this clock, and only the test moves it.
+"""Provide the clock of a test. All scripts use this clock, and only the test moves it.
 
 `commands.set_clock` applies to the whole process, so a process has a single clock. Nested brokers
 share the clock. When the last broker closes, scripts use the server's clock again.
@@ -30,11 +30,11 @@ class Clock:
 
     @property
     def now(self) -> datetime:
-        """The time, an aware datetime in UTC."""
+        """The time of this clock, an aware datetime in UTC."""
         return _EPOCH + timedelta(microseconds=self.now_us)
 
     def advance(self, by: Duration) -> datetime:
-        """Advance by seconds or a timedelta, up to ten years. Return the new time.
+        """Move the clock forward by seconds or a timedelta, up to ten years. Return the new time.
 
         Raises:
             InvalidValue, InvalidType: The value is not a duration, or is less than a millisecond.
@@ -42,10 +42,10 @@ class Clock:
         return self._go(self.now_us + 1000 * duration_ms(by, "advance"))
 
     def move_to(self, moment: Moment) -> datetime:
-        """Advance to an aware datetime or epoch ms. Return the new time.
+        """Move the clock forward to an aware datetime or epoch ms. Return the new time.
 
         Raises:
-            InvalidValue, InvalidType: The value is not a time, or has passed.
+            InvalidValue, InvalidType: The value is not a time, or is before the clock's time.
         """
         aim = 1000 * check_epoch_ms(moment, "move_to")
         if aim < self.now_us:
@@ -69,9 +69,9 @@ _users = 0  # number of open brokers with a manual clock
 
 
 def start(now: Moment | None) -> Clock:
-    """Return a clock that is stopped at the time in `now`, by default at the real time.
+    """Return a clock that stands still at the time in `now`, by default at the real time.
 
-    If this process already has a stopped clock, return that clock.
+    If this process already has such a clock, return that clock.
     """
     global _active, _users
     if _active is None:
@@ -87,7 +87,7 @@ def start(now: Moment | None) -> Clock:
 
 
 def server_time(transport: Transport) -> datetime:
-    """Return the time of a server's own clock."""
+    """Return the time by the server's own clock."""
     seconds, us = transport.raw_command("time", "TIME")
     return _EPOCH + timedelta(seconds=int(seconds), microseconds=int(us))
 

@@ -1,4 +1,4 @@
-"""Dependencies in tests: replacements, and lifespans around a drain."""
+"""Replace dependencies in tests, and run lifespans around a drain."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) ->
     """Replace a function that handlers and lifespans depend on, inside a `with` block.
 
     The replacement receives its own dependencies. A plain function may replace an async function.
-    The replacement is used by drains inside the block, and by workers that are started inside the
-    block.
+    Drains inside the block use the replacement. Workers that are started inside the block also use
+    it.
 
     Args:
         function: Function to replace, which was passed to `rmq.Depends` or `client.lifespan`.
@@ -42,7 +42,7 @@ def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) ->
 
 
 class DrainedScope:
-    """Lifespans and dependencies of the process, which a drain opens in the test's thread."""
+    """The lifespans and process dependencies that a drain opens in the test's thread."""
 
     def __init__(
         self, lifespans: Iterable[Callable[..., Any]], handled: Iterable[Dependencies]
@@ -57,7 +57,7 @@ class DrainedScope:
         """Open the plain lifespans and dependencies.
 
         Raises:
-            LifespanFailed: A lifespan or dependency has raised an error.
+            LifespanFailed: A lifespan or a dependency has raised an error.
         """
         for node in self._scope.plain_nodes:
             try:
@@ -81,7 +81,7 @@ class DrainedScope:
     async def close_async(self) -> None:
         """Close all lifespans and dependencies.
 
-        Errors of plain functions are raised, errors of async functions are logged.
+        Errors of plain functions are raised. Errors of async functions are only logged.
         """
         holder, self._holder = self._holder, None
         try:

@@ -1,8 +1,9 @@
-"""Drain: run handlers in the calling thread until no message is due, by the rules of a worker.
+"""Run handlers in the calling thread until no message is due, by the rules of a worker.
 
-A drain runs handlers with the same code as a worker, but in one thread. Each message is received,
-handled and settled before the next message, and the topics take turns. So the order of runs is
-always the same, and an error appears at the line of the test that calls `drain`.
+Such a run of all due messages is called a drain. A drain uses the same code as a worker, but in one
+thread. It receives, handles and settles one message after another, and the topics take turns. So
+the order of runs is always the same, and an error appears at the line of the test that calls
+`drain`.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Result(NamedTuple):
         body: Body that the handler received, or the raw body if it does not fit the handler's type.
         attempt: 1 for the first delivery, 2 for the first retry.
         verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry
-            remained), "reject", "release" (snoozed), "cancelled" (on request), "lost" (the lease
-            was lost), or "own" (the handler settled the delivery itself).
+            remained), "reject", "release" (snoozed), "cancelled" (a program asked for it), "lost"
+            (the lease was lost), or "own" (the handler settled the delivery itself).
         error: Exception that the handler raised, or DecodeError if the body does not fit.
         type: Type of the message. If the type has no handler, nothing runs. The verb is then
             "release", or "reject" if the message has waited longer than the topic's setting
@@ -77,7 +78,7 @@ class Result(NamedTuple):
 
 
 class _Recorder(Interceptor):
-    """Records the exception of a run, before a retry rule changes it."""
+    """Records the exception of a run, before a retry rule replaces it."""
 
     def __init__(self, drained: DrainedHandler) -> None:
         self._drained = drained
@@ -137,7 +138,10 @@ class DrainedHandler:
     def _in_time(
         self, delivery: InnerDelivery, disposition: Disposition, took: float
     ) -> Disposition:
-        """Return the disposition of a run, or of an overrun after its max_runtime."""
+        """Return the disposition of a run.
+
+        If the run exceeded its max_runtime, it counts as an overrun.
+        """
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
@@ -160,7 +164,7 @@ Run = tuple[DrainedHandler | None, list[InnerDelivery]]  # None if their type ha
 
 
 class DrainedTopic:
-    """A topic of a drain: receives the messages of its handlers, and settles them."""
+    """A topic in a drain. It receives the messages of its handlers, and settles them."""
 
     def __init__(
         self,
@@ -190,10 +194,7 @@ class DrainedTopic:
         return any(handler.is_async for handler in self._handlers)
 
     def receive_runs(self) -> list[Run]:
-        """Receive the next message, or the next batches.
-
-        Return each message or batch with its handler.
-        """
+        """Receive the next message, or the next batches. Return each of them with its handler."""
         self._flows.state.ready_at = []  # forget due times in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
@@ -223,7 +224,7 @@ class DrainedTopic:
         close_flows(self._flows, self._transport)
 
     def dispositions_unhandled(self, deliveries: list[InnerDelivery]) -> Dispositions:
-        """Return the dispositions of deliveries whose type has no handler."""
+        """Return how to settle deliveries whose type has no handler."""
         return [(delivery, self._unhandled.disposition(delivery)) for delivery in deliveries]
 
     def release(self, deliveries: list[InnerDelivery]) -> None:
@@ -234,7 +235,10 @@ class DrainedTopic:
     def settle(
         self, delivery: InnerDelivery, disposition: Disposition, raised: BaseException | None
     ) -> Result:
-        """Settle a delivery by its disposition. The error of the handler is in `raised`."""
+        """Settle a delivery as its disposition says.
+
+        The argument `raised` is the error of the handler.
+        """
         verb: Verb = disposition.verb
         mine, error = [delivery], raised
         if isinstance(error, asyncio.CancelledError):  # it exceeded its max_runtime
@@ -358,10 +362,9 @@ class Drain:
                 raise result.error
 
     def _advance_clock(self, next_scheduled_s: float | None) -> bool:
-        """Move the clock to the next due time.
+        """Move the clock to the next due time. Return False if no due time is within the limit.
 
-        If no due time is within the limit, return False. Schedules never end, so their due times
-        count only if the drain has an end time.
+        Schedules never end. So their due times count only if the drain has an end time.
         """
         if self.clock is None or self._end_us == self.clock.now_us:
             return False
@@ -383,7 +386,7 @@ class Drain:
 
 
 def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
-    """Run a drain. `loop` runs an awaitable to its end."""
+    """Run a drain. The function `loop` runs an awaitable until it ends."""
 
     def perform(step: Step) -> Dispositions:
         drained, deliveries = step
@@ -396,7 +399,7 @@ def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
 
 
 async def run_async(drain: Drain) -> list[Result]:
-    """Run a drain inside an event loop, as `run` does without an event loop."""
+    """Run a drain inside an event loop."""
     task = asyncio.current_task()
 
     async def perform(step: Step) -> Dispositions:

@@ -1,4 +1,4 @@
-"""The fake server: fakeredis behind a TCP port of this process. The scripts of RMQ run unchanged.
+"""Run fakeredis behind a TCP port of this process. The scripts of RMQ run there unchanged.
 
 This module adds functions that fakeredis lacks:
 
@@ -29,7 +29,7 @@ VERSION_MIN = (2, 40)  # the TCP server of earlier versions loses replies
 
 
 class FakeServer:
-    """A fakeredis on a port of this machine's loopback.
+    """A fakeredis server on a local port of this machine.
 
     Raises:
         ImportError: fakeredis or lupa is not installed, or too old.
@@ -108,13 +108,16 @@ def _with_open_connections(handler: Any) -> Any:
 
 
 class _NonBlockingFile:
-    """A non-blocking socket as a file: reads what has arrived, and writes all bytes."""
+    """Makes a non-blocking socket usable as a file.
+
+    It reads what has arrived, and writes all bytes.
+    """
 
     def __init__(self, socket_: socket.socket) -> None:
         self._socket = socket_
 
     def readline(self) -> bytes:
-        """Return all received bytes, even an incomplete line, or b'' if there are none."""
+        """Return all received bytes, even an incomplete line, or b'' if nothing has arrived."""
         try:
             return self._socket.recv(1 << 20)
         except BlockingIOError:
@@ -137,7 +140,7 @@ class _NonBlockingFile:
 
 
 def _one_line(reply: Any) -> Any:
-    """Cut an error to its first line, because a Lua stack would break the reply."""
+    """Cut an error to its first line, because the lines of a Lua stack would break the reply."""
     if isinstance(reply, list) and any(isinstance(part, Exception) for part in reply):
         return [_one_line(part) for part in reply]  # of a transaction
     if isinstance(reply, Exception) and reply.args and "\n" in str(reply.args[0]):

@@ -1,4 +1,4 @@
-"""Faults for tests: lost replies, failures and delays of the calls that a test chooses.
+"""Make faults in tests: lose the reply of a call, let a call fail, or delay a call.
 
 A fault acts before a call leaves the client, or after its reply has arrived. The transport does not
 retry a call that has a fault. The caller immediately gets the error that it would get after all
@@ -32,8 +32,8 @@ TIMES_MAX = 1_000_000
 class Fault:
     """A fault that affects calls inside a `with` block.
 
-    If the fault affected fewer calls than requested, AssertionError is raised at the end of the
-    block, because a test without its fault proves nothing.
+    If the fault affects fewer calls than you asked for, the end of the block raises AssertionError,
+    because a test without its fault proves nothing.
 
     Attributes:
         fired: Number of calls that the fault has affected.
@@ -65,13 +65,13 @@ class Fault:
         return True
 
     def before(self) -> RMQError | None:
-        """Return the error that the caller gets instead of a call, or None."""
+        """Return the error that the caller gets instead of the call, or None."""
         if self.kind != "failure":
             return None
         return Unavailable(f"{self.verb}: a fault of the test: Redis was not reached")
 
     def after(self) -> RMQError | None:
-        """Return the error that the caller gets in place of the reply, or None."""
+        """Return the error that the caller gets instead of the reply, or None."""
         if self.kind != "lost reply":
             return None
         return OutcomeUnknown(
@@ -95,9 +95,10 @@ class Fault:
 class Faults:
     """The faults of a broker. Each method creates a fault for a `with` block.
 
-    A verb is "send", "receive", "open", or the name of a script: ack, nack, reject, release,
-    extend, get, cancel, ... `times` is the number of calls that the fault affects. `skip` is the
-    number of earlier calls that the fault does not affect.
+    The argument `verb` is "send", "receive", "open", or the name of a script: ack, nack, reject,
+    release, extend, get, cancel, ... The argument `times` is the number of calls that the fault
+    affects. The argument `skip` is the number of calls before them, which the fault does not
+    affect.
     """
 
     def __init__(self) -> None:
@@ -105,15 +106,15 @@ class Faults:
         self._active: list[Fault] = []
 
     def lose_reply(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """Make the call, but lose its reply. The caller gets OutcomeUnknown."""
+        """Lose the reply to a call. Redis executes the call. The caller gets OutcomeUnknown."""
         return Fault(self, "lost reply", verb, times, skip)
 
     def fail(self, verb: str, *, times: int = 1, skip: int = 0) -> Fault:
-        """Do not make the call. The caller gets Unavailable."""
+        """Let a call fail. RMQ does not make the call, and the caller gets Unavailable."""
         return Fault(self, "failure", verb, times, skip)
 
     def delay(self, verb: str, by: Duration, *, times: int = 1, skip: int = 0) -> Fault:
-        """Delay the call by seconds or a timedelta of real time."""
+        """Delay a call by seconds or a timedelta of real time."""
         return Fault(self, "delay", verb, times, skip, duration_ms(by, "by") / 1000)
 
     def next(self, names: Sequence[str]) -> Fault | None:
@@ -143,7 +144,7 @@ def _scripts(verb: str) -> tuple[str, ...]:
 
 @contextmanager
 def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[float]:
-    """Apply the next fault, if any, to a call. Yield the seconds to wait before it."""
+    """If there is a fault for a call, apply it. Yield how many seconds to wait before the call."""
     fault = faults.next([command.script.name for command in commands])
     if fault is not None and (error := fault.before()):
         raise error
@@ -153,7 +154,7 @@ def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[floa
 
 
 class FaultyTransport(Transport):
-    """A transport for tests: faults can affect its calls."""
+    """A transport for tests. Faults can affect its calls."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)
@@ -173,7 +174,7 @@ class FaultyTransport(Transport):
 
 
 class FaultyAsyncTransport(AsyncTransport):
-    """A `FaultyTransport` for async code: faults can affect its calls."""
+    """A `FaultyTransport` for async code."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float, faults: Faults):
         super().__init__(address, retry_for, timeout_s)

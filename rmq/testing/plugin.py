@@ -1,4 +1,6 @@
-"""A pytest fixture: write `pytest_plugins = ["rmq.testing.plugin"]` in your topmost conftest.py.
+"""A pytest plugin with the fixture `rmq_broker`.
+
+To use the fixture, write `pytest_plugins = ["rmq.testing.plugin"]` in your topmost conftest.py.
 
 The plugin has no entry point. With an entry point, pytest would import RMQ at every start, in every
 project of the Python environment. Each import would take a fifth of a second.

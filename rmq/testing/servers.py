@@ -1,9 +1,9 @@
-"""The servers of brokers: one private server for each process, and a database for each broker.
+"""Start the servers of brokers: one private server for each process, one database for each broker.
 
-There are two kinds. `embedded` is a real redis-server on a unix socket, in a temporary directory
-that is removed with the process. `fakeredis` is fakeredis behind a TCP port of this process. "auto"
-uses the real server if a redis-server is installed, because it is several times faster and is the
-server that you run in production.
+There are two kinds of servers. `embedded` is a real redis-server on a unix socket, in a temporary
+directory that is removed with the process. `fakeredis` is fakeredis behind a TCP port of this
+process. "auto" uses the real server if a redis-server is installed, because it is several times
+faster and is the server that you run in production.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DATABASES = 16  # the number of databases of a redis-server by default
 
 
 class _RealServer:
-    """A real redis-server. `FakeServer` has the same methods."""
+    """A real redis-server. It has the same methods as `FakeServer`."""
 
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="rmq-testing-")

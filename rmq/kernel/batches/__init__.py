@@ -1,1 +1,1 @@
-"""Batches: messages that end together, and the callback that is sent then."""
+"""Store batches. When all messages of a batch have ended, RMQ sends its callback message."""

@@ -1,9 +1,11 @@
-"""Report the ends of members to their batches.
+"""Report to a batch how its members have ended. A member is a message of the batch.
 
-The script that ends a member stores this end in the member's slot, because the batch may be in
-another slot or on another server. A process that settles members then reports all ends that are
-stored in the slot. Consumers of the topic and `rmq server` report the other ends, for example the
-ends of purged members, and the ends that a dead process has left.
+When a member ends, the script stores its end in the slot of the member. The script cannot write to
+the batch, because the batch may be in another slot or on another server.
+
+A process that settles members then reports all ends that are stored in the slot. Some members end
+in another way: they are purged, or their process dies before its report. Consumers of the topic and
+`rmq server` report these ends.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 def report(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
-    """Report all ends that are stored in a slot to their batches.
+    """Report the ends that are stored in a slot to their batches.
 
-    Return the slots (topic and index) that may now have a callback to send.
+    Returns:
+        Slots (topic and index) that may now have a callback to send.
     """
     called: set[tuple[str, int]] = set()
     reported: list[tuple[bytes, bytes]] = []

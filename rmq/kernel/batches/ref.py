@@ -1,4 +1,4 @@
-"""The headers of members and of callbacks, which name their batch."""
+"""Read the headers that name the batch of a member or of a callback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME_MARK = "rmq-batch-name"  # header of the callback: name of the batch
 
 
 class BatchRef(NamedTuple):
-    """The place of a batch (topic, slot and name), and one of its members."""
+    """Identifies a batch by its topic, slot and name, and names one of its members."""
 
     topic: str  # topic that gets the callback
     slot: int
@@ -26,7 +26,10 @@ class BatchRef(NamedTuple):
 
 
 def parse_ref(text: str) -> BatchRef | None:
-    """Parse the header of a member. Return None if RMQ did not write it."""
+    """Parse the header that names the batch of a member.
+
+    Return None if the header is not from RMQ.
+    """
     parts = text.split(" ")
     if len(parts) != 4 or not parts[1].isdigit():
         return None
@@ -34,13 +37,13 @@ def parse_ref(text: str) -> BatchRef | None:
 
 
 class BatchCounts(NamedTuple):
-    """How the members of a batch have ended. The callback of the batch has these counts.
+    """Counts how the members of a batch have ended. The callback message has these counts.
 
     Attributes:
         name: Name of the batch.
         is_cancelled: Whether the batch was cancelled.
 
-    The other attributes are numbers of members, as in `rmq.BatchState`.
+    Each other attribute is a number of members. `rmq.BatchState` describes these attributes.
     """
 
     name: str
@@ -56,7 +59,7 @@ class BatchCounts(NamedTuple):
 
 
 def counts_in(headers: Mapping[str, str]) -> BatchCounts | None:
-    """Read the counts in the headers of a callback. Return None for any other message."""
+    """Read the counts from the headers of a callback message. Return None for any other message."""
     text = headers.get(COUNTS_MARK, "")
     if len(text) != COUNTS_BYTES or not text.isdigit():
         return None

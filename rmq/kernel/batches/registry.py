@@ -1,4 +1,4 @@
-"""The hash `rmq:batches`, which lists all batches, and the batches in it."""
+"""Read and change the list of all batches, which is the hash `rmq:batches`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ BEGIN = -1  # cursor before the first page
 
 
 def scan(key: bytes, cursor: int) -> Command[tuple[int, list[tuple[bytes, bytes]]]]:
-    """Read a page of a hash. Return the cursor of the next page (0 at the end) and the fields."""
+    """Read one page of a hash.
+
+    Returns:
+        Cursor of the next page (0 after the last page), and the fields of this page.
+    """
     return Command(
         plain("HSCAN"), (key,), [max(0, cursor), "COUNT", SCANNED],
         lambda reply: (int(reply[0]), _pairs(reply[1])),
@@ -34,7 +38,7 @@ def _pairs(reply: Any) -> list[tuple[bytes, bytes]]:
 
 
 def parse_entry(name: str, text: bytes) -> BatchRef | None:
-    """Return the place of a batch. Return None if RMQ did not write the text."""
+    """Parse an entry of the list of batches. Return None if the entry is not from RMQ."""
     topic, _, slot = text.decode("utf-8", "replace").partition(" ")
     is_slot = slot.isascii() and slot.isdigit() and len(slot) <= len(str(SLOTS_MAX))
     if not is_slot or not NAME.fullmatch(topic) or not NAME.fullmatch(name):
@@ -43,7 +47,7 @@ def parse_entry(name: str, text: bytes) -> BatchRef | None:
 
 
 def listed(prefix: str) -> Flow[list[BatchRef]]:
-    """Return the places of all batches, sorted by name."""
+    """Return all batches of the list, sorted by name."""
     found: dict[str, BatchRef] = {}
     cursor = BEGIN
     while cursor:
@@ -57,7 +61,10 @@ def listed(prefix: str) -> Flow[list[BatchRef]]:
 
 
 def read(prefix: str, given: Sequence[BatchRef]) -> Flow[list[BatchFields | RMQError | None]]:
-    """Read batches. Return the fields of each batch, None if it does not exist, or an error.
+    """Read the fields of batches.
+
+    Returns:
+        For each batch: its fields, None if the batch does not exist, or the error of the read.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -75,7 +82,10 @@ def read(prefix: str, given: Sequence[BatchRef]) -> Flow[list[BatchFields | RMQE
 
 
 def of_topic(prefix: str, topic: str) -> Flow[tuple[list[BatchRef], list[str]]]:
-    """Return all batches whose callback goes to a topic, and the names of unfinished batches."""
+    """Return the batches whose callback goes to a topic.
+
+    Also return the names of unfinished batches.
+    """
     given = [each for each in (yield from listed(prefix)) if each.topic == topic]
     found = yield from read(prefix, given)
     unfinished = [
@@ -87,23 +97,23 @@ def of_topic(prefix: str, topic: str) -> Flow[tuple[list[BatchRef], list[str]]]:
 
 
 def add(prefix: str, place: BatchRef) -> RawCommand:
-    """Add a batch to the list, unless its name is listed."""
+    """Add a batch to the list. If the list has a batch of this name, nothing is changed."""
     text = f"{place.topic} {place.slot}"
     return RawCommand("batch_open", "HSETNX", batches_key(prefix), place.name, text)
 
 
 def find(prefix: str, name: str) -> Flow[BatchRef | None]:
-    """Return the place of a batch, or None if its name is not listed."""
+    """Find a batch in the list by its name. Return None if the name is not listed."""
     text = yield RawCommand("batch", "HGET", batches_key(prefix), name)
     return parse_entry(name, text or b"")
 
 
 def forget(prefix: str, gone: Sequence[BatchRef]) -> Flow[None]:
-    """Remove the names of batches that do not exist any more.
+    """Remove batches that no longer exist from the list.
 
-    A program may create such a batch at the same time. If it lists the batch after the removal
-    (`open_batch` does this last), nothing is lost. If it listed the batch before the removal, this
-    function finds the batch and lists it again.
+    A program may create a batch of the same name at the same time. `open_batch` adds the batch to
+    the list as its last step. If this happens after the removal, nothing is lost. If it happens
+    before the removal, this function finds the batch and adds it to the list again.
     """
     for at in range(0, len(gone), SCANNED):
         names = [each.name for each in gone[at : at + SCANNED]]
@@ -115,17 +125,17 @@ def forget(prefix: str, gone: Sequence[BatchRef]) -> Flow[None]:
 
 
 def delete(keys: SlotKeys, name: str) -> Flow[None]:
-    """Delete a batch. Redis frees it in another thread."""
+    """Delete a batch. Redis frees the memory in another thread."""
     yield RawCommand("batch", "UNLINK", keys.batch(name))
 
 
 class OpenMember(NamedTuple):
-    """A member that has not ended.
+    """A member of a batch that has not ended.
 
     Attributes:
-        id: Its id.
-        topic: Name of its topic.
-        waits: Whether it is a dead letter, and the batch waits for it.
+        id: Id of the message.
+        topic: Name of the topic of the message.
+        waits: Whether the message is a dead letter, and the batch waits for it.
     """
 
     id: str
@@ -134,9 +144,10 @@ class OpenMember(NamedTuple):
 
 
 def members_page(keys: SlotKeys, name: str, cursor: int) -> Flow[tuple[int, list[OpenMember]]]:
-    """Return the cursor of the next page, and a page of open members.
+    """Read one page of the members that have not ended. Begin with the cursor BEGIN.
 
-    The first page has the cursor BEGIN. After the last page, the returned cursor is 0.
+    Returns:
+        Cursor of the next page (0 after the last page), and the members.
     """
     (after, page), fields = yield from pipeline(
         [scan(keys.batch(name), cursor), scripts.read_batch(keys, name)]

@@ -1,4 +1,4 @@
-"""Build the commands for batches. `lua/lib/batches/batch.lua` describes what Redis stores."""
+"""Build the commands for batches. `lua/lib/batches/batch.lua` describes the data in Redis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OpenReply(NamedTuple):
 
 
 class CloseReply(NamedTuple):
-    """The reply to the script `batch_close`. States are empty if the batch does not exist."""
+    """The reply to the script `batch_close`. The states are empty if the batch does not exist."""
 
     before: str
     state: str
@@ -62,9 +62,10 @@ class AddReply(NamedTuple):
     """The reply to the script `batch_add`.
 
     Attributes:
-        state: State of the batch, or empty if the batch does not exist.
-        letters: A letter for each id: NEW, OPEN, WAITS, or the letter of the member's end. Empty if
-            the batch is closed, so that nothing was added.
+        state: State of the batch. Empty if the batch does not exist.
+        letters: One letter for each message. NEW, OPEN and WAITS are constants of this module. Any
+            other letter says how the member has ended. If the batch is closed, `letters` is empty
+            and nothing was added.
     """
 
     state: str
@@ -81,7 +82,7 @@ def batch_open(
     timeout_ms: int,
     keep_ms: int,
 ) -> Command[OpenReply]:
-    """Create a batch, or read the existing batch."""
+    """Create a batch, or read the existing batch of this name."""
     return Command(
         script_loader.load("batch_open"),
         (keys.slot, keys.batch(name)),
@@ -95,9 +96,9 @@ def batch_open(
 def batch_add(
     keys: SlotKeys, name: str, topic: str, ids: Iterable[MessageId], by: str = ""
 ) -> Command[AddReply]:
-    """Add messages to a batch as members, at most ADD_MOST in a call.
+    """Add messages to a batch, at most ADD_MOST in one call.
 
-    If a member of the batch adds them, `by` is its id.
+    If a member of the batch adds the messages, the argument `by` is the id of this member.
     """
     return Command(
         script_loader.load("batch_add"),
@@ -108,7 +109,7 @@ def batch_add(
 
 
 def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[CloseReply]:
-    """Close a batch. With `cancelled`, also mark the batch as cancelled."""
+    """Close a batch. If `cancelled` is True, also mark the batch as cancelled."""
     return Command(
         script_loader.load("batch_close"),
         (keys.slot, keys.batch(name), keys.pending, keys.targets),
@@ -120,9 +121,10 @@ def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[C
 def batch_end(
     keys: SlotKeys, name: str, ends: Sequence[tuple[str, str]], touched_ms: int | None = None
 ) -> Command[EndReply]:
-    """Report how up to END_MOST members have ended, as pairs of an id and a letter.
+    """Report to a batch how members have ended, at most END_MOST members in one call.
 
-    With `touched_ms`, the ends are recorded only if the batch has not changed since this time.
+    The argument `ends` has pairs of a message id and a letter. If `touched_ms` is given, Redis
+    records the ends only if the batch has not changed since this time.
     """
     touched = "" if touched_ms is None else touched_ms
     return Command(
@@ -136,7 +138,10 @@ def batch_end(
 def member_ends(
     keys: SlotKeys, reported: Iterable[tuple[bytes, bytes]], limit: int
 ) -> Command[list[tuple[bytes, bytes]]]:
-    """Delete ends that were reported, and return further ends that are stored in the slot."""
+    """Delete ends that were reported from a slot, and return more ends from this slot.
+
+    An end says how a member of a batch has ended.
+    """
 
     def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:
         return list(zip(reply[::2], reply[1::2], strict=True))
@@ -183,9 +188,10 @@ def fields_of(reply: Sequence[bytes | None]) -> BatchFields | None:
 
 
 def counts_of(text: str) -> tuple[dict[str, int], bool]:
-    """Read the counts in a callback.
+    """Read the counts that a callback message has.
 
-    Return the counts by outcome, and whether the batch was cancelled.
+    Returns:
+        Number of members by outcome, and whether the batch was cancelled.
     """
     numbers = [int(text[at : at + COUNT_DIGITS]) for at in range(0, len(text), COUNT_DIGITS)]
     return dict(zip(OUTCOMES.values(), numbers, strict=False)), bool(numbers[-1])

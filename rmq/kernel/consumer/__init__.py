@@ -1,1 +1,1 @@
-"""Receive messages, settle deliveries, hand back undelivered messages, and manage leases."""
+"""Receive messages, settle deliveries, release undelivered messages, and manage leases."""

@@ -1,6 +1,6 @@
-"""Find requests to cancel deliveries that consumers have.
+"""Find deliveries that a program wants to cancel.
 
-Such a request is published on the wake-up channel, and stored in a hash of its slot.
+A request to cancel is published on the wake-up channel, and stored in a hash of the slot.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SIGNAL = b"cancel"  # first word of a published request
 def requested_by(
     payload: bytes, slots: Sequence[SlotKeys], deliveries: Mapping[bytes, InnerDelivery]
 ) -> InnerDelivery | None:
-    """Return the unsettled delivery that a published message asks to cancel, or None.
+    """Return the unsettled delivery that a published request wants to cancel, or None.
 
     Args:
-        payload: Message on the wake-up channel, as lua/cancel.lua publishes it.
+        payload: Request from the wake-up channel. The script lua/cancel.lua publishes it.
         slots: Slots of the topic.
         deliveries: Unsettled deliveries by message id.
     """
@@ -47,13 +47,13 @@ def requested_by(
 def find_requested(
     deliveries: Iterable[InnerDelivery],
 ) -> Flow[tuple[list[InnerDelivery], bool]]:
-    """Return the deliveries for which Redis has a request to cancel.
+    """Read the requests to cancel from Redis, and return the deliveries to cancel.
 
-    In a cluster, a slot is skipped if its master cannot be reached. If it were not skipped,
-    messages of other slots would wait for this master.
+    In a cluster, a slot is skipped if its master cannot be reached. The messages of the other slots
+    must not wait for this master.
 
     Returns:
-        The deliveries whose cancellation was requested, and whether all slots were read.
+        Deliveries to cancel, and whether all slots were read.
     """
     by_slot: dict[bytes, list[InnerDelivery]] = {}
     for delivery in deliveries:

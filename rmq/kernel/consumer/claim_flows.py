@@ -1,9 +1,10 @@
-"""Claim business keys. End a claim in the same round trip that settles its message.
+"""Claim business keys, and end claims when their messages are settled.
 
-A claim is a key in Redis that says which delivery works on a business key.
+A claim is a key in Redis that says which delivery works on a business key. A claim ends in the same
+round trip in which its message is settled.
 
-The slot of a claim is computed from a hash of the business key. The computation uses the number of
-slots at the topic's creation, so later resizes do not move claims. One call can create or end many
+A hash of the business key selects the slot of the claim. RMQ uses the number of slots that the
+topic had when it was created, so a resize does not move claims. One call can create or end many
 claims of a slot.
 """
 
@@ -37,13 +38,13 @@ _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 
 
 def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
-    """Return the text that identifies the owner of a claim.
+    """Return a text that identifies a delivery as the owner of a claim.
 
-    It consists of message id, delivery number and a random part, because delivery numbers alone may
-    repeat.
+    The text has the message id, the delivery number and a random part. The random part is needed
+    because delivery numbers may repeat.
 
-    If Redis loses the data of its last second, it assigns the delivery numbers of that second
-    again. A claim from that second may have survived in another slot. Without the random part, two
+    If Redis loses the data of its last second, it assigns the delivery numbers of this second
+    again. A claim of this second may still exist in another slot. Without the random part, two
     deliveries would then be the same owner.
     """
     return f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}".encode()
@@ -52,7 +53,7 @@ def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
 def claim_slot(name: bytes, slots: int) -> int:
     """Return the index of the slot that stores a claim.
 
-    The index depends only on the business key, not on the name of the consumer.
+    All consumers get the same index for a business key.
     """
     return slot_of(name.partition(b":")[2], slots)
 
@@ -60,7 +61,7 @@ def claim_slot(name: bytes, slots: int) -> int:
 def claim_key(context: TopicContext, name: bytes) -> bytes:
     """Return the Redis key of a claim.
 
-    The topic's settings must have been read.
+    Read the topic's settings before you call this function.
     """
     return context.slots[claim_slot(name, context.settings.first_slots)].claim_stem + name
 
@@ -82,7 +83,7 @@ def _calls(
 def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
     """Claim business keys until the leases end, and store the result in each claim object.
 
-    If the call fails, the claims have the state "unsure", because Redis may have stored them. An
+    If the call fails, Redis may still have stored the claims. So their state is then "unsure". An
     unsure claim is given up when its delivery goes back to the queue.
     """
     for claim in claims:
@@ -108,13 +109,14 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
 
 
 class ExtraCommands:
-    """Commands that change claims, sent in one round trip with the commands that settle deliveries.
+    """Commands about claims that are sent together with the commands that settle deliveries.
 
-    The commands for claims run first.
+    Redis runs the commands about claims first.
 
     Args:
-        keeping: Calls that renew or finish claims. A claim that the reply does not confirm is lost.
-        others: Calls whose replies are ignored.
+        keeping: Commands that renew or finish claims. A claim is lost if the reply does not confirm
+            it.
+        others: Commands whose replies are ignored.
     """
 
     def __init__(self, keeping: _Calls, others: _Calls = ()) -> None:
@@ -124,9 +126,9 @@ class ExtraCommands:
         self._keeping = len(keeping)
 
     def note_replies(self, replies: Sequence[Any]) -> None:
-        """Mark the claims that the replies report as lost.
+        """Read the replies, and mark lost claims.
 
-        Errors are only logged, so that messages are settled even if a claim fails.
+        Errors are only logged, because messages must be settled even if a claim fails.
         """
         for at, (claims, reply) in enumerate(zip(self._claims, replies, strict=True)):
             if isinstance(reply, RMQError):
@@ -158,7 +160,7 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
 
 
 def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
-    """Return commands that mark claims as done, or None if the deliveries have no claims."""
+    """Return commands that mark the claims of deliveries as done, or None without claims."""
     claims = claims_of(deliveries)
     return ExtraCommands(_finish_calls(context, claims)) if claims else None
 
@@ -166,10 +168,10 @@ def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraC
 def unclaim(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
     """Return commands for the claims of deliveries that go back to the queue.
 
-    Return None if there are no claims. If the work is finished, its claim is marked as done, so
-    that the next delivery of the message does not repeat the work. Other claims are given up, even
-    if it is unknown whether Redis stored them. A claim with the state "kept" is not changed,
-    because its handler still runs.
+    The result is None if there are no claims. If the work of a claim is finished, the claim is
+    marked as done. The next delivery of the message then does not repeat the work. A claim of
+    unfinished work is given up, even if it is unknown whether Redis stored the claim. A claim with
+    the state "kept" is not changed, because its handler still runs.
     """
     claims = _claims_in(deliveries, FIRST, UNSURE)
     done = [claim for claim in claims if claim.work_done]
@@ -183,7 +185,7 @@ def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> Extra
 
 
 def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> ExtraCommands | None:
-    """Return commands that extend claims until a new lease ends, or None if there are no claims."""
+    """Return commands that extend claims to the end of a new lease, or None without claims."""
 
     def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
         owners = [c.owner for c in part]
@@ -201,7 +203,7 @@ def run_alone(extra: ExtraCommands) -> Flow[None]:
     """Run commands about claims without settling a delivery.
 
     Raises:
-        RMQError: The first error. It is raised after all commands have run.
+        RMQError: The first error, after all commands have run.
     """
     replies: list[Any] = yield Pipeline(list(extra.commands))
     extra.note_replies(replies)

@@ -1,13 +1,15 @@
-"""Receive deliveries of a topic and settle them. The blocking class is generated from this file.
+"""Receive messages of a topic, and settle the deliveries.
 
-Receiving has two phases: `receive` leases messages, and `ack` settles them. A delivery that is
-neither acked nor given back is rolled back when its lease ends. This costs the message a retry.
-Messages are delivered at least once: if a consumer dies between its work and its ack, the work is
-done again.
+The blocking class is generated from this file.
 
-After the error OutcomeUnknown you may repeat the call. The consumer's next call first repeats the
-commands that got no reply. Redis recognizes repeated commands by their numbers for a minute, and
-does nothing twice.
+`receive` leases messages, and `ack` settles them. If you neither ack a delivery nor give it back,
+its message goes back to the queue when the lease ends, and loses one retry. Each message is
+delivered at least once. If your program dies between the work and the ack, another consumer does
+the work again.
+
+After the error OutcomeUnknown, you may repeat the call. Before its next call, the consumer repeats
+the commands that got no reply. Each command has a number that Redis remembers for a minute, so a
+repeated command does nothing twice.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ D = TypeVar("D", bound=DeliveryData)
 
 
 def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
-    """Settle deliveries with a verb, such as "ack". Return the deliveries whose lease was lost."""
+    """Run a method that settles deliveries, for example `ack`.
+
+    Return the deliveries whose lease was lost.
+    """
     given = list(deliveries)
     lost = set((yield from verb(inner_all(given))))
     return [delivery for delivery in given if inner_of(delivery) in lost] if lost else []
@@ -39,7 +44,7 @@ def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
 class AsyncConsumer:
     """Receives deliveries of one topic.
 
-    Use it with `async with`, which releases unsettled deliveries at its end.
+    Use the consumer in an `async with` block. The end of the block releases unsettled deliveries.
 
     Only one task may receive with a consumer. Any task may settle the deliveries.
     """
@@ -64,6 +69,11 @@ class AsyncConsumer:
         If Ctrl-C or a cancellation interrupts the call, the call ends immediately and releases its
         messages.
 
+        A message that cannot be decoded becomes a dead letter, and is not returned.
+
+        An ordered consumer receives messages of one slot. Handle these messages one after another.
+        If a message fails or is postponed, call `release` for all messages after it.
+
         Args:
             max_messages: Maximum number of messages, 1 to 1000. If at least one message is
                 available, the call does not wait for more.
@@ -71,14 +81,12 @@ class AsyncConsumer:
                 None waits without limit.
 
         Returns:
-            Deliveries, in order within each slot, or an empty list if no message arrived in time. A
-                message that cannot be decoded becomes a dead letter, and is not returned. An
-                ordered consumer receives messages of one slot: handle them one after another, and
-                if a message fails or is postponed, call `release` for all messages after it.
+            Deliveries, in order within each slot. The list is empty if no message arrived in time.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased. The messages lose no retry.
+            Unavailable, OutcomeUnknown: Redis cannot be reached, and this call may have leased
+                messages. The next call, or `close`, first releases these messages. They lose no
+                retry.
         """
         received = await self._transport.run(self._flows.receive(max_messages, wait))
         return [AsyncDelivery(each, self._settle_with) for each in received]
@@ -101,21 +109,24 @@ class AsyncConsumer:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[AsyncDelivery]:
-        """Give deliveries back as failed. Return the deliveries whose lease was lost."""
+        """Give deliveries back because their handling failed.
+
+        Return the deliveries whose lease was lost.
+        """
         nack = partial(self._flows.nack, delay=delay, error=error)
         return await self._transport.run(carry_out(nack, deliveries))
 
     async def reject(
         self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
     ) -> list[AsyncDelivery]:
-        """Make deliveries dead letters. Return the deliveries whose lease was lost."""
+        """Turn deliveries into dead letters. Return the deliveries whose lease was lost."""
         reject = partial(self._flows.reject, reason=reason)
         return await self._transport.run(carry_out(reject, deliveries))
 
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
-        """Give deliveries back without counting a failure.
+        """Give deliveries back. This does not count as a failure.
 
         Return the deliveries whose lease was lost.
         """
@@ -125,11 +136,10 @@ class AsyncConsumer:
     async def extend(
         self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
     ) -> list[AsyncDelivery]:
-        """Extend leases.
+        """Extend the leases of deliveries. Return the deliveries whose lease was lost.
 
-        Return the deliveries whose lease was lost. Another task may settle the same deliveries at
-        the same time. Settled deliveries are skipped; if all are settled, the call raises
-        AlreadySettled.
+        Another task may settle the same deliveries at the same time. Settled deliveries are
+        skipped. If all deliveries are settled, the call raises AlreadySettled.
         """
         extend = partial(self._flows.extend, lease=lease)
         return await self._transport.run(carry_out(extend, deliveries))
@@ -142,10 +152,11 @@ class AsyncConsumer:
     async def close(self) -> None:
         """Release unsettled deliveries, and end the consumer's subscription.
 
-        If another task or a signal handler calls `close`, a loop over the consumer ends. A
-        `receive` that waits then returns an empty list. If a signal handler has interrupted a
-        blocking `receive` and calls `close`, nothing else is done. So close the consumer again
-        after the loop, as `async with` does.
+        Another task or a signal handler may call `close` to end a loop over the consumer. A
+        `receive` that waits then returns an empty list.
+
+        If a signal handler has interrupted a blocking `receive`, its call of `close` only ends the
+        loop. So close the consumer again after the loop, as `async with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -160,10 +171,13 @@ class AsyncConsumer:
         """Receive deliveries one by one, without an end.
 
         Write `async for delivery in consumer`. The loop ends when any task closes the consumer. A
-        message that arrives at that moment is released, without using up a retry. If the loop ends
-        by `break` or an error, its last delivery may be unsettled. This delivery is released when
-        the consumer is closed, so use the consumer with `async with`. The loop receives one message
-        at a time. For many messages per second, use `receive`, which returns batches.
+        message that arrives at that moment is released, and loses no retry.
+
+        If you leave the loop by `break` or an error, the last delivery may be unsettled. This
+        delivery is released when the consumer is closed, so use the consumer with `async with`.
+
+        The loop receives one message at a time. For many messages per second, use `receive`, which
+        returns batches.
 
         Raises:
             Unavailable, OutcomeUnknown: See `receive`. You may start another loop.

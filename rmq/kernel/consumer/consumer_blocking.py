@@ -20,7 +20,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class Consumer:
     """Receives deliveries of one topic.
 
-    Use it with `with`, which releases unsettled deliveries at its end.
+    Use the consumer in an `with` block. The end of the block releases unsettled deliveries.
 
     Only one thread may receive with a consumer. Any thread may settle the deliveries.
     """
@@ -43,6 +43,11 @@ class Consumer:
         If Ctrl-C or a cancellation interrupts the call, the call ends immediately and releases its
         messages.
 
+        A message that cannot be decoded becomes a dead letter, and is not returned.
+
+        An ordered consumer receives messages of one slot. Handle these messages one after another.
+        If a message fails or is postponed, call `release` for all messages after it.
+
         Args:
             max_messages: Maximum number of messages, 1 to 1000. If at least one message is
                 available, the call does not wait for more.
@@ -50,14 +55,12 @@ class Consumer:
                 None waits without limit.
 
         Returns:
-            Deliveries, in order within each slot, or an empty list if no message arrived in time. A
-                message that cannot be decoded becomes a dead letter, and is not returned. An
-                ordered consumer receives messages of one slot: handle them one after another, and
-                if a message fails or is postponed, call `release` for all messages after it.
+            Deliveries, in order within each slot. The list is empty if no message arrived in time.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                releases the messages that this call may have leased. The messages lose no retry.
+            Unavailable, OutcomeUnknown: Redis cannot be reached, and this call may have leased
+                messages. The next call, or `close`, first releases these messages. They lose no
+                retry.
         """
         received = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in received]
@@ -80,17 +83,20 @@ class Consumer:
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[Delivery]:
-        """Give deliveries back as failed. Return the deliveries whose lease was lost."""
+        """Give deliveries back because their handling failed.
+
+        Return the deliveries whose lease was lost.
+        """
         nack = partial(self._flows.nack, delay=delay, error=error)
         return self._transport.run(carry_out(nack, deliveries))
 
     def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
-        """Make deliveries dead letters. Return the deliveries whose lease was lost."""
+        """Turn deliveries into dead letters. Return the deliveries whose lease was lost."""
         reject = partial(self._flows.reject, reason=reason)
         return self._transport.run(carry_out(reject, deliveries))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Give deliveries back without counting a failure.
+        """Give deliveries back. This does not count as a failure.
 
         Return the deliveries whose lease was lost.
         """
@@ -100,11 +106,10 @@ class Consumer:
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
-        """Extend leases.
+        """Extend the leases of deliveries. Return the deliveries whose lease was lost.
 
-        Return the deliveries whose lease was lost. Another thread may settle the same deliveries at
-        the same time. Settled deliveries are skipped; if all are settled, the call raises
-        AlreadySettled.
+        Another thread may settle the same deliveries at the same time. Settled deliveries are
+        skipped. If all deliveries are settled, the call raises AlreadySettled.
         """
         extend = partial(self._flows.extend, lease=lease)
         return self._transport.run(carry_out(extend, deliveries))
@@ -117,10 +122,11 @@ class Consumer:
     def close(self) -> None:
         """Release unsettled deliveries, and end the consumer's subscription.
 
-        If another thread or a signal handler calls `close`, a loop over the consumer ends. A
-        `receive` that waits then returns an empty list. If a signal handler has interrupted a
-        blocking `receive` and calls `close`, nothing else is done. So close the consumer again
-        after the loop, as `with` does.
+        Another thread or a signal handler may call `close` to end a loop over the consumer. A
+        `receive` that waits then returns an empty list.
+
+        If a signal handler has interrupted a blocking `receive`, its call of `close` only ends the
+        loop. So close the consumer again after the loop, as `with` does.
         """
         if not self._flows.is_closed:
             self._interrupt()
@@ -135,10 +141,13 @@ class Consumer:
         """Receive deliveries one by one, without an end.
 
         Write `for delivery in consumer`. The loop ends when any thread closes the consumer. A
-        message that arrives at that moment is released, without using up a retry. If the loop ends
-        by `break` or an error, its last delivery may be unsettled. This delivery is released when
-        the consumer is closed, so use the consumer with `with`. The loop receives one message
-        at a time. For many messages per second, use `receive`, which returns batches.
+        message that arrives at that moment is released, and loses no retry.
+
+        If you leave the loop by `break` or an error, the last delivery may be unsettled. This
+        delivery is released when the consumer is closed, so use the consumer with `with`.
+
+        The loop receives one message at a time. For many messages per second, use `receive`, which
+        returns batches.
 
         Raises:
             Unavailable, OutcomeUnknown: See `receive`. You may start another loop.

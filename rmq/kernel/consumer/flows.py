@@ -1,8 +1,8 @@
-"""Receive and settle deliveries, as flows that a blocking or an async client runs.
+"""Receive and settle deliveries. A blocking or an async client runs these flows.
 
-If a call that settles deliveries gets no reply, the call is stored. The consumer's next call first
-repeats the stored call with the same numbers. So a repeated ack succeeds, whether or not Redis
-executed the first ack.
+If a call that settles deliveries gets no reply, the consumer stores the call. Before its next call,
+the consumer repeats the stored call with the same numbers. So a repeated ack succeeds, whether or
+not Redis executed the first ack.
 """
 
 from __future__ import annotations
@@ -76,16 +76,16 @@ class ConsumerFlows:
     Args:
         context: The topic.
         lease: Lease of each message. Default: the topic's lease.
-        mode: "at_most_once" if messages are settled before they are delivered, else
+        mode: With "at_most_once", messages are settled before they are delivered. The other mode is
             "at_least_once".
-        ordered: Whether to receive messages of one slot at a time.
+        ordered: Whether each call receives messages of only one slot.
 
     Attributes:
         state: State of the slots.
-        open: Unsettled deliveries by message id, which are released when the consumer is closed.
+        open: Unsettled deliveries by message id. They are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether settling fails immediately if a master node cannot be reached, as in a
-            worker.
+        settles_fast: Whether settling fails immediately if a master node cannot be reached. Workers
+            set this attribute.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class ConsumerFlows:
         self._confirmed: list[InnerDelivery] = []  # in mode "at_most_once": acked, not returned yet
 
     def share_leases(self, leases: SharedLeases) -> None:
-        """Receive messages from now on under one shared lease for each slot, as a worker does."""
+        """Use one shared lease for each slot from now on, as a worker does."""
         self._shared_leases = self.state.shared = leases
 
     # --- receiving -------------------------------------------------------------------------------
 
     def receive(self, max_messages: int, wait: Duration | None) -> Flow[list[InnerDelivery]]:
-        """Receive messages, as `Consumer.receive` describes."""
+        """Receive messages. See `Consumer.receive`."""
         limit = check_int(max_messages, "max_messages", 1, BATCH_MAX)
         return self.receive_by(limit, partial(receive.receive, self.state, limit, wait))
 
     def receive_by(
         self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]
     ) -> Flow[list[InnerDelivery]]:
-        """Receive messages with the given function, and return a limited number of deliveries."""
+        """Receive messages with the function `take`, and return their deliveries."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
         permit = self.state.receiving.acquire()
@@ -181,7 +181,6 @@ class ConsumerFlows:
         return deliveries
 
     def _keep(self, deliveries: Sequence[InnerDelivery]) -> None:
-        """Store deliveries until they are settled, or until long after their leases expired."""
         if self._shared_leases is not None:
             self._shared_leases.add(deliveries)
         self.open.update({delivery.raw_id: delivery for delivery in deliveries})
@@ -194,7 +193,7 @@ class ConsumerFlows:
             self._tidy_at = 2 * len(self.open) + TIDY_FROM
 
     def has_delivery(self, id: bytes) -> bool:
-        """Return whether there is an unsettled delivery of this message."""
+        """Return whether the consumer has an unsettled delivery of a message."""
         delivery = self.open.get(id)
         return delivery is not None and delivery.state == OPEN
 
@@ -204,7 +203,6 @@ class ConsumerFlows:
             self.open.setdefault(delivery.raw_id, kept)  # a later delivery of the same message
 
     def _without_unreadable(self, deliveries: list[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Read offloaded bodies, and reject undecodable messages. Return the other deliveries."""
         if self._offloaded.slots:
             read = offloading.read(self.context, self._shared_leases, deliveries)
             deliveries, unreadable = yield from read
@@ -220,7 +218,6 @@ class ConsumerFlows:
     def _ack_first(
         self, deliveries: list[InnerDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[InnerDelivery]]:
-        """Ack deliveries before they are returned, in mode "at_most_once"."""
         if not deliveries:  # all messages were unreadable
             return self._next_confirmed(limit)
         try:
@@ -239,7 +236,6 @@ class ConsumerFlows:
         return self._next_confirmed(limit)
 
     def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Record which deliveries Redis has acked, for `receive`. Return the lost deliveries."""
         lost = self._note_letters(given, letters)
         # A repeated ack may be for some slots only. Others may have been returned before.
         self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
@@ -270,10 +266,13 @@ class ConsumerFlows:
     def _decode_batch(
         self, keys: SlotKeys, batch: Batch, deliveries: list[InnerDelivery]
     ) -> list[tuple[Lease, bytes]]:
-        """Append the deliveries of a batch to a list. Return the undecodable messages with errors.
+        """Decode the messages of a batch, and append their deliveries to a list.
 
-        If a body is in an object store, its delivery gets a reference to the object, and the caller
-        reads the body.
+        If a body is in an object store, its delivery gets a reference to the object. The caller
+        then reads the body.
+
+        Returns:
+            Leases of the messages that cannot be decoded, with the errors.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -309,7 +308,7 @@ class ConsumerFlows:
     # --- settling --------------------------------------------------------------------------------
 
     def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the state of each delivery by its code in the reply. Return the lost deliveries."""
+        """Set the state of each delivery from a letter of the reply. Return the lost deliveries."""
         lost, settled = [], []
         for delivery, letter in zip(given, letters, strict=True):
             if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
@@ -331,7 +330,6 @@ class ConsumerFlows:
         extensions: Sequence[Extension | None],
         until: float,
     ) -> list[InnerDelivery]:
-        """Set the new deadlines of extended leases. Return the deliveries whose lease was lost."""
         lost = []
         for delivery, extension in zip(deliveries, extensions, strict=True):
             if extension is None and (delivery.state == SETTLED or delivery.settling_calls):
@@ -350,12 +348,13 @@ class ConsumerFlows:
     def _settle(
         self, verb: str, deliveries: Iterable[InnerDelivery], build: Build, note: Note | None = None
     ) -> Flow[list[InnerDelivery]]:
-        """Settle deliveries with a verb. Return the deliveries whose lease was lost.
+        """Settle deliveries. Return the deliveries whose lease was lost.
 
-        A delivery is skipped if an earlier call of the same verb has settled it and its reply came
-        late. In mode "at_most_once", Redis has already settled all deliveries, so only `ack` is
-        possible. The function `build` makes the calls. The function `note` records the reply and
-        returns the lost deliveries.
+        The function `build` makes the calls. The function `note` records the reply.
+
+        A delivery is skipped if an earlier call of the same verb has settled it. This happens if
+        the reply to the earlier call came late. In mode "at_most_once", Redis has already settled
+        the deliveries, so only `ack` is possible.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -442,7 +441,10 @@ class ConsumerFlows:
         return self._settle("ack", deliveries, self._build_ack)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Add a message that the ack of a delivery will store. Return the id of the message."""
+        """Add a message that Redis stores when the delivery is acked.
+
+        Return the id of the message.
+        """
         self._check_has_leases()
         open_leases(self.context, [delivery])  # checks that it is unsettled and of this topic
         return self.follow_ups.add(delivery, topic, out)
@@ -453,7 +455,7 @@ class ConsumerFlows:
         delay: Duration | None,
         error: BaseException | str | None,
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back as failed, all with the same error."""
+        """Give deliveries back because their handling failed. All deliveries get the same error."""
         wait_ms = None if delay is None else duration_ms(delay, "delay", zero=True)
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
@@ -468,7 +470,7 @@ class ConsumerFlows:
         wait_ms: int | None,
         errors: Mapping[InnerDelivery, failure.Error],
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back as failed, each with its own error."""
+        """Give deliveries back because their handling failed. Each delivery has its own error."""
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             worker = failure.this_worker()
@@ -484,7 +486,11 @@ class ConsumerFlows:
         kind: str = "r",
         then: Any = (),  # a FollowUpList
     ) -> Flow[list[InnerDelivery]]:
-        """Make deliveries dead letters: "r" rejected, "u" wrong body, or "n" no handler."""
+        """Turn deliveries into dead letters.
+
+        The argument `kind` is the cause: "r" for rejected, "u" for a wrong body, "n" for no
+        handler.
+        """
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
@@ -497,7 +503,10 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[InnerDelivery], delay: Duration, event: bytes = b""
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back without a failure. With `event`, their messages wait for it."""
+        """Give deliveries back. This does not count as a failure.
+
+        If `event` is given, the messages wait for this event.
+        """
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=not event)
         given, build = list(deliveries), partial(self._build_release, wait_ms, event)
         lost = yield from self._settle("release", given, build)
@@ -514,7 +523,10 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases, or check a shared lease. Return the deliveries whose lease was lost."""
+        """Extend leases. A worker's shared lease is only checked.
+
+        Return the deliveries whose lease was lost.
+        """
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -535,7 +547,10 @@ class ConsumerFlows:
         return (yield from extend_unsettled(extend, deliveries))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Renew the claims of deliveries. Return the deliveries whose shared lease was lost."""
+        """Check the shared leases of deliveries, and renew their claims.
+
+        Return the lost deliveries.
+        """
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
@@ -575,7 +590,7 @@ class ConsumerFlows:
         return [d for d in list(self.open.values()) if d.state == OPEN and not d.settling_calls]
 
     def close(self) -> Flow[None]:
-        """Release unsettled deliveries immediately, without the loss of a retry.
+        """Release unsettled deliveries immediately. Their messages lose no retry.
 
         In mode "at_most_once", an ack that got no reply is not repeated. Its deliveries are
         released, unless Redis has executed the ack.

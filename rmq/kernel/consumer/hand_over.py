@@ -1,18 +1,24 @@
 """Let a send deliver its message directly to a sleeping consumer.
 
-Such a delivery is a hand-over. To request hand-overs, a sleeping consumer leaves a credit in each
-of its slots. A credit permits a number of hand-overs. The script that stores the next messages
-leases them to this consumer, and publishes them on the consumer's own channel. So a single message
-needs one script and one wake-up. Without a hand-over, it needs two of each. A consumer that always
-listens, such as a worker, leaves credits for several hand-overs. A credit costs one short script a
-second, which reads how many hand-overs were made for the credit. If a hand-over was made but has
-not arrived at that time, the consumer treats it as lost. Before a call of the consumer ends, the
-consumer withdraws all credits that may still be valid. The script that removes a credit then
-publishes a number. All hand-overs for this credit were published before the number. The consumer
-reads its socket up to this number, so no message remains in the socket while the program works. A
-hand-over is the late reply to a call of the script `prepare` that had found no message. If a
-hand-over is lost with its connection, the call is repeated under the same number and returns the
-same batch. The batch is then released without the loss of a retry.
+Such a delivery is called a hand-over. A sleeping consumer asks for hand-overs: it leaves a credit
+in each of its slots. A credit permits a number of hand-overs.
+
+The script that stores the next messages leases them to this consumer, and publishes them on the
+consumer's own channel. So a message needs one script and one wake-up. Without a hand-over, a
+message needs two scripts and two wake-ups.
+
+A worker always listens, so it leaves credits for several hand-overs. Each second, a short script
+reads how many hand-overs were made for a credit. If a hand-over was made but has not arrived, the
+consumer treats it as lost.
+
+Before a call of the consumer ends, the consumer withdraws its credits. The script that removes a
+credit then publishes a number. Redis published all hand-overs for this credit before the number.
+The consumer reads its socket up to this number, so no message remains in the socket while the
+program works.
+
+A hand-over is the late reply to a call of the script `prepare` that found no message. If a
+hand-over is lost with its connection, the consumer repeats this call under the same number, and
+gets the same batch. The consumer then releases the batch, and the messages lose no retry.
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ SlotBatch = tuple[SlotKeys, Batch]
 class PrepareCall(NamedTuple):
     """A call of the script `prepare` that has no reply yet.
 
-    The call has a number in a replay session, so that a repeat of the call is recognized. No other
+    The call has a number in a replay session, so Redis recognizes a repeat of the call. No other
     call uses the session until the reply comes.
     """
 
@@ -69,7 +75,7 @@ Credit = dict[int, ReplaySession]
 class Credits:
     """The credits that a consumer has left in Redis and that may still be valid.
 
-    A credit permits a send to deliver its message directly to this consumer, which is a hand-over.
+    A credit permits a send to deliver its message directly to this consumer.
     """
 
     __slots__ = (
@@ -95,7 +101,7 @@ class Credits:
     def next_number(self, count: int = 1) -> int:
         """Reserve consecutive numbers for hand-overs, and return the first number.
 
-        All numbers are larger than the numbers reserved earlier.
+        Each number is larger than all numbers that were reserved earlier.
         """
         self._number += count
         return self._number - count + 1
@@ -107,17 +113,17 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return an offer: one credit for each slot, for a script to store.
+        """Return one credit for each slot, as an offer that a script stores in Redis.
 
-        Return None if no hand-overs to this consumer are possible. A credit permits hand-overs.
+        Return None if hand-overs to this consumer are not possible. A credit permits hand-overs.
 
-        From now on, the credits count as stored in Redis, even if the script fails. If Redis may
-        already have credits of this consumer, the offer renews them.
+        From now on, the credits count as stored, even if the script fails. If Redis may already
+        have credits of this consumer, the offer renews these credits.
 
         Args:
             state: State of the consumer.
             slots: Indexes of the slots.
-            sessions: Replay session of the first hand-over of each new credit.
+            sessions: One replay session for each new credit. The first hand-over uses this session.
             limit: Maximum number of hand-overs for each credit.
         """
         subscription, now = self._subscription, time.monotonic()
@@ -143,7 +149,7 @@ class Credits:
         return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Return whether hand-overs can reach the consumer, and its wait is long enough."""
+        """Return whether hand-overs can reach the consumer, and whether its wait is long enough."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -156,7 +162,7 @@ class Credits:
         )
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
-        """Record that a hand-over has arrived. Return whether it was expected."""
+        """Record that a hand-over has arrived. Return whether the consumer expected it."""
         credit = self.standing.get(slot)
         session = credit.pop(number, None) if credit is not None else None
         if credit is None or session is None:
@@ -167,7 +173,7 @@ class Credits:
         return True
 
     def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
-        """Record that a credit for hand-overs is gone.
+        """Record that a credit for hand-overs no longer exists.
 
         Args:
             state: State of the consumer.
@@ -181,7 +187,7 @@ class Credits:
                 self.end(state, slot, number)
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
-        """Record the state of a credit for hand-overs, as a script has reported it."""
+        """Record the state of a credit that a script has reported."""
         if credit.stands:
             awaited = sorted(self.standing.get(slot, ()))
             for number in awaited[: -credit.left]:
@@ -195,7 +201,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls of `prepare` that read the missing hand-overs of a slot again."""
+    """Return calls of `prepare` that read the hand-overs of a slot that did not arrive."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [
@@ -209,8 +215,8 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
     A payload that is a number is stored in the subscription's attribute `heard`. A payload is
     ignored if it is malformed, or if a repeated call has already returned its messages. If this
-    process has paused for long, the leases of arrived hand-overs may have ended. Such hand-overs
-    are released.
+    process has paused for long, the leases of a hand-over may have ended. Such a hand-over is
+    released.
     """
     subscription, credits = state.subscription, state.credits
     is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
@@ -235,11 +241,9 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Remove all credits of a consumer from Redis.
+    """Remove all credits of a consumer from Redis. Return the messages that arrived for them.
 
-    Return the messages that were handed over for these credits.
-
-    If some hand-overs did not arrive, calls that read them again are added to
+    If a hand-over did not arrive, a call that reads it again is added to
     `state.unconfirmed_offers`.
     """
     credits, subscription = state.credits, state.subscription

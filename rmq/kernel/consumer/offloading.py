@@ -1,4 +1,4 @@
-"""Read the bodies that a batch has in an object store, and remove them after the ack."""
+"""Read the bodies of messages from an object store, and remove the bodies after the ack."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ Reasons = list[tuple[Lease, bytes]]
 def read(
     context: TopicContext, shared: SharedLeases | None, deliveries: list[InnerDelivery]
 ) -> Flow[tuple[list[InnerDelivery], Reasons]]:
-    """Read the offloaded bodies of deliveries.
+    """Read the bodies of deliveries from the object store.
 
-    If an object cannot be read, its message is given back as failed. The bodies of a batch have a
-    limit in bytes. The first delivery that exceeds the limit, and all deliveries after it, are
-    released, so that they stay in order.
+    If a body cannot be read, its message is given back as failed. The bodies of a batch have a
+    limit in bytes. The first delivery above the limit and all later deliveries are released, so
+    that the messages stay in order.
 
     Returns:
-        The deliveries with their bodies, and the leases of undecodable messages with the reasons.
+        Deliveries with their bodies. Also the leases of messages that cannot be decoded, with the
+            reasons.
     """
     within = _within(deliveries)
     kept, excess = deliveries[:within], deliveries[within:]
@@ -76,7 +77,7 @@ def _lease(delivery: InnerDelivery) -> Lease:
 def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
     """Settle deliveries, and ignore errors.
 
-    After an error, the messages wait again when their leases expire.
+    After an error, the messages go back to the queue when their leases expire.
     """
     try:
         yield from settling.run()
@@ -87,7 +88,7 @@ def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases
 
 
 class Removal:
-    """Removes the stored objects of bodies after a consumer has acked their messages.
+    """Removes bodies from the object store after a consumer has acked their messages.
 
     Attributes:
         slots: Slots from which the consumer received offloaded bodies.
@@ -98,16 +99,16 @@ class Removal:
         self._is_planned = False
 
     def plan(self) -> Flow[None]:
-        """Schedule the removal of the objects of acked messages.
+        """Schedule the removal of the bodies of acked messages.
 
-        When the removal runs, it includes all messages that were acked before.
+        The removal includes all messages that are acked before it runs.
         """
         if not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)
 
     def run(self) -> Flow[None]:
-        """Remove the stored objects of all acked messages of these slots."""
+        """Remove the bodies of all messages that were acked in the slots of this object."""
         self._is_planned = False
         for keys in list(self.slots.values()):
             yield from tombstones.remove_objects(keys)

@@ -1,17 +1,19 @@
 """Receive messages from slots that have work, and sleep until more messages arrive.
 
-To visit a slot, a consumer calls the script `prepare`, which leases messages. The reply also says
-when the slot next has work. Until that time the consumer sleeps, subscribed to the topic's channel
-for wake-ups. A wake-up can get lost, because Pub/Sub does not guarantee delivery. So every POLL_S
-seconds the consumer also checks its slots with one command. If the topic has more than LOOKS slots,
-each check of a subscribed consumer covers only the next LOOKS slots.
+A consumer visits a slot with the script `prepare`, which leases messages. The reply also says when
+the slot will have work again. The consumer sleeps until then, and listens to the wake-up channel of
+the topic.
 
-While the consumer sleeps, a send may deliver a message to it directly, as the module `hand_over`
-describes.
+A wake-up can get lost, because Pub/Sub does not guarantee delivery. So the consumer also checks its
+slots every POLL_S seconds. If the topic has more than LOOKS slots, each check of a subscribed
+consumer covers only the next LOOKS slots.
+
+While the consumer sleeps, a send may deliver a message to it directly. The module `hand_over`
+describes this.
 
 A call may lease messages that it cannot return, because the reply did not arrive or the caller was
-interrupted. The next call gives these messages back: it repeats the command with the same number,
-gets the same batch, and releases the batch without the loss of a retry.
+interrupted. The next call then repeats the command with the same number, gets the same batch, and
+releases the batch. The messages lose no retry.
 """
 
 from __future__ import annotations
@@ -50,8 +52,8 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     """Receive a limited number of messages, and wait for the first message.
 
     Returns:
-        Batches by slot, or an empty list if no message arrived in time. An ordered consumer
-            receives the messages of one slot.
+        Batches by slot. The list is empty if no message arrived in time. An ordered consumer
+            receives messages of only one slot.
     """
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
     yield from _begin(state)
@@ -75,7 +77,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """The state of one call of `receive`: its limit, and the end of its wait."""
+    """The state of one call of `receive`."""
 
     state: ReceiveState
     limit: int
@@ -87,7 +89,7 @@ class _Call:
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots and sleep, again and again, until messages arrive or the wait ends."""
+    """Visit slots and sleep until messages arrive or the wait ends."""
     call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
@@ -106,10 +108,9 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw the credits that may be used or expired.
+    """Withdraw the credits that may be used or expired. Return the messages that arrived for them.
 
-    Return the messages that were handed over for these credits. If there are no such messages, all
-    slots will be visited next.
+    If no message arrived, the consumer visits all slots next.
     """
     batches = yield from hand_over.withdraw(state)
     if not batches:
@@ -119,7 +120,6 @@ def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def _do_chores(state: ReceiveState) -> Flow[None]:
-    """Do periodic work if it is due: tidy the topic, send pending follow-ups, report lateness."""
     now = time.monotonic()
     if now >= state.tidy_at:
         state.tidy_at = now + tidy.TIDY_S
@@ -131,7 +131,7 @@ def _do_chores(state: ReceiveState) -> Flow[None]:
 
 
 def _wait(call: _Call) -> Flow[list[SlotBatch]]:
-    """After a visit without messages, do the next step: check slots, subscribe or sleep.
+    """Do one step of the wait: check the slots, subscribe, or sleep.
 
     Returns:
         Messages that were handed over while the consumer slept.
@@ -154,16 +154,16 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
 
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
-    """Pause, then check the slots again, because a slot with a missing master may have messages."""
+    """Pause, then check the slots. A slot whose master is missing may have messages."""
     yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
     yield from _check_slots(call.state, call.limit, call.waits)
 
 
 def _end_or_check(call: _Call, now: float) -> Flow[None]:
-    """End the call after its wait if all slots are empty. Otherwise check the slots.
+    """End the call if all slots are empty. Otherwise check the slots.
 
-    A visit may return no message although the slot still has work, for example if the visit only
-    removed expired messages. Such a slot is visited again.
+    A visit may return no message although the slot has more work. For example, the visit may only
+    have removed expired messages. Such a slot is visited again.
     """
     state = call.state
     if min(state.ready_at) <= now:
@@ -176,7 +176,10 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the topic's wake-ups, after credits for hand-overs have been withdrawn."""
+    """Subscribe to the topic's wake-ups.
+
+    If there are credits for hand-overs, withdraw them first.
+    """
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -202,10 +205,9 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits.
+    """Withdraw unused credits, and append the messages that arrived for them to the batches.
 
-    Append the messages that were handed over for these credits to the batches. Batches that exceed
-    the limit are released.
+    Batches that exceed the limit are released.
     """
     if state.credits.standing:
         room = limit - sum(len(batch.ids) for _, batch in batches)
@@ -226,12 +228,14 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 
 
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
-    """Receive messages from slots that have work according to `ready_at`, without waiting.
+    """Receive messages from slots that have work, without waiting.
 
-    The caller updates the list `ready_at` with wake-ups and `next_ready`. An empty slot records
-    that a consumer sleeps. In a topic with a single slot, the consumer leaves a credit there, so
-    that the next messages are handed over to its subscription. An ordered consumer receives
-    messages of one slot.
+    The list `ready_at` says when each slot has work. The caller updates this list with wake-ups and
+    `next_ready`.
+
+    An empty slot records that a consumer sleeps. If the topic has a single slot, the consumer
+    leaves a credit there. The next messages are then handed over to its subscription. An ordered
+    consumer receives messages of only one slot.
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False
@@ -244,8 +248,8 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Return the messages that were handed over since `receive_ready` left credits for them.
 
-    If the call that left a credit got no reply, all messages are released, because a later repeat
-    of that call would release them anyway.
+    If the call that left a credit got no reply, all messages are released. A later repeat of that
+    call would release them anyway.
     """
     if state.unanswered is not None:
         yield from hand_back(state)
@@ -260,7 +264,10 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left, and release their messages."""
+    """Withdraw the credits that `receive_ready` left.
+
+    Release the messages that arrived for them.
+    """
     if state.credits.standing:
         yield from hand_back(state)
 
@@ -298,7 +305,7 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 
 
 def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
-    """Return the wait in µs until each slot of a topic has work, or -1 for a slot without work."""
+    """Return when each slot of a topic has work: in µs from now, or -1 if no work is expected."""
     waits_us: list[int] = []
     for at in range(0, len(slots), NEXT_READY_MAX):
         command = scripts.next_ready(slots[at : at + NEXT_READY_MAX], waits)
@@ -308,11 +315,11 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 
 
 def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Check when slots next have work. If no slot has work, leave credits in the slots.
+    """Ask Redis when slots have work. If no slot has work, leave credits in the slots.
 
-    A subscribed consumer usually checks only slots from which it received messages. Every POLL_S
-    seconds it also checks the other slots, because a wake-up can get lost. If there are many slots,
-    each of these checks covers only some slots.
+    A subscribed consumer usually asks only about slots from which it received messages. Every
+    POLL_S seconds it also asks about the other slots, because a wake-up can get lost. If there are
+    many slots, such a check covers only some of them.
     """
     slots, credits = state.current_slots(), state.credits
     now, chosen = time.monotonic(), state.busy_slots
@@ -355,8 +362,8 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Visit slots that have work, one after another, until the limit is reached.
 
-    If a visit fails, the batches of earlier visits are returned. The next call visits the failed
-    slot last. If a visit is interrupted, all messages are released.
+    If a visit fails, the function returns the messages of the earlier visits. The next call visits
+    the failed slot last. If a visit is interrupted, all messages are released.
     """
     slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()
@@ -435,7 +442,7 @@ def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Fl
 
 
 def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
-    """Run a call of `prepare`, and store it in `state.unanswered` until its reply comes."""
+    """Run a call of `prepare`. The call stays in `state.unanswered` until its reply comes."""
     is_first = state.unanswered is None
     state.unanswered = call
     try:
@@ -467,7 +474,10 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Batch]:
-    """Read the events of messages that have waited. Omit messages whose leases have ended."""
+    """Add the stored events to messages that have waited for an event.
+
+    Messages whose leases have ended are left out.
+    """
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     found: list[bytes | None] = []
     while len(found) < len(leases.ids):
@@ -479,7 +489,7 @@ def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Bat
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:
-    """Give back the replay session of an answered call, unless a credit for hand-overs needs it."""
+    """Free the replay session of an answered call, unless a credit for hand-overs needs it."""
     offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
         state.context.sessions.give(call.session)
@@ -492,12 +502,14 @@ def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) ->
 def hand_back_interrupted(
     state: ReceiveState, batches: list[SlotBatch], error: BaseException
 ) -> Flow[None]:
-    """Release the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
+    """Release the messages of a call that Ctrl-C, a cancellation or a time limit interrupted.
 
-    After Ctrl-C, the call waits until its batches are released. Other interruptions end the call
-    immediately. The batches are then released in the background or by the consumer's next call. Any
-    exception except RMQ's errors counts as an interruption, because a time limit may raise any
-    exception.
+    After Ctrl-C, the call waits until its messages are released. After any other interruption, the
+    call ends immediately. The messages are then released in the background, or by the consumer's
+    next call.
+
+    Each exception that is not from RMQ counts as an interruption, because a time limit may raise
+    any exception.
     """
     state.undelivered += batches
     if isinstance(error, GeneratorExit) or not state.may_have_messages():
@@ -514,8 +526,7 @@ def hand_back_interrupted(
 def hand_back_later(state: ReceiveState) -> Flow[None]:
     """Release the messages of an interrupted call, unless another call is running.
 
-    A running call has released these messages at its start, and its own messages must not be
-    released.
+    The running call has already released these messages. Its own messages must not be released.
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
@@ -524,7 +535,7 @@ def hand_back_later(state: ReceiveState) -> Flow[None]:
 
 
 def hand_back(state: ReceiveState) -> Flow[None]:
-    """Release messages that earlier calls leased, or may have leased, and did not return."""
+    """Release messages that earlier calls may have leased but did not return."""
     while (permit := state.handing_back.acquire()) is None:
         yield Sleep(RECHECK_S)
     try:
@@ -554,7 +565,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 def hand_back_all(state: ReceiveState) -> Flow[None]:
     """Release all messages that were not returned, even in slots whose master is missing.
 
-    Then report for the last time how late messages were.
+    Then report the lateness of messages for the last time.
     """
     yield from hand_back(state)
     state.unconfirmed_offers += state.away_slots.calls.values()
@@ -565,7 +576,7 @@ def hand_back_all(state: ReceiveState) -> Flow[None]:
 
 
 def _repeat_prepare(state: ReceiveState, call: PrepareCall) -> Flow[None]:
-    """Repeat a call of the script `prepare`, and add its messages to the messages to release."""
+    """Repeat a call of the script `prepare`, and mark its messages for release."""
     batch = yield from _run_prepare(state, call)
     if batch.ids:
         state.undelivered.append((call.keys, batch))

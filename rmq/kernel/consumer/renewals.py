@@ -1,8 +1,8 @@
-"""Calls that renew leases, while other calls settle the same deliveries.
+"""Handle calls that renew leases while other calls settle the same deliveries.
 
 A renewal changes the receipts of its deliveries. If another thread or task then settles a delivery
-with the old receipt, Redis refuses the call. The delivery is not lost: the call is made again with
-the new receipt.
+with the old receipt, Redis refuses the call. The delivery is not lost. The consumer repeats the
+call with the new receipt.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Note = Callable[[list[InnerDelivery], Any], list[InnerDelivery]]  # records answ
 
 
 class Renewal(frozenset[int]):
-    """A call that renews leases: the Python ids (`id()`) of its deliveries."""
+    """The deliveries of a call that renews leases, as a set of their Python ids (`id()`)."""
 
 
 NONE = Renewal()
 
 
 class Renewals:
-    """The calls of one consumer that are renewing leases.
+    """The calls of one consumer that are renewing leases now.
 
-    Threads and tasks may share the object.
+    Threads and tasks may share this object.
     """
 
     __slots__ = ("_running",)
@@ -41,9 +41,10 @@ class Renewals:
         self._running: dict[int, weakref.ref[Renewal]] = {}
 
     def begin(self, deliveries: Iterable[InnerDelivery]) -> Renewal:
-        """Record that a call renews these leases, until Python frees the returned object.
+        """Record that a call renews the leases of deliveries.
 
-        So the record also ends if the call is interrupted between any two instructions.
+        The record ends when Python frees the returned object. So the record also ends if the call
+        is interrupted at any instruction.
         """
         renewal = Renewal(map(id, deliveries))
         number = id(renewal)
@@ -58,23 +59,22 @@ class Renewals:
         note: Note,
         renewal: list[Renewal],
     ) -> Flow[tuple[list[InnerDelivery], list[InnerDelivery]]]:
-        """Record the answer of a call whose receipts were refused.
+        """Record the reply to a call if Redis refused some of its receipts.
 
-        Before this, wait for renewals that may have changed these receipts.
+        The function first waits for renewals that may have changed these receipts.
 
         Args:
             deliveries: Deliveries of the call.
             scores: Receipts that the call has sent.
-            answer: Answer about each delivery. "0" or None means that its receipt was refused.
+            answer: Answer about each delivery. "0" or None means that Redis refused its receipt.
             note: Function that records answers and returns the lost deliveries.
-            renewal: The caller's own renewal, which ends here, or empty if the caller renews
-                nothing.
+            renewal: The caller's own renewal, which ends here. Empty if the caller renews nothing.
 
         Returns:
-            The lost deliveries, and the deliveries that have another receipt now.
+            The lost deliveries, and the deliveries that now have another receipt.
 
         Raises:
-            AlreadySettled: The call was for one delivery, and another call settles it.
+            AlreadySettled: The call was for one delivery, and another call settles this delivery.
         """
         refused = [n for n, each in enumerate(answer) if each is None or each == "0"]
         others = sorted(set(range(len(answer))).difference(refused))

@@ -1,6 +1,6 @@
-"""Repeat calls that settle deliveries but got no reply, before the consumer's next call.
+"""Repeat calls that settle deliveries and got no reply. The consumer's next call waits for this.
 
-This module also sends acks by receipt, which are possible from any process.
+This module also sends acks by receipt. Any process that has a receipt can send such an ack.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class ReceiptAcks:
     def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
         """Settle deliveries by their receipts.
 
-        Return a one-letter code for each receipt: `1` settled, `0` lost.
-
         If an earlier call for one of these receipts got no reply, that call is repeated first.
+
+        Returns:
+            One letter for each receipt: `1` for settled, `0` for a lost lease.
         """
         yield from opening.ensure_open(self._context)
         letters: dict[Receipt, str] = {}
@@ -90,15 +91,15 @@ class _Unanswered(NamedTuple):
 
 
 class MissingReplies:
-    """The calls of one consumer that settle deliveries but got no reply.
+    """The calls of one consumer that settle deliveries and got no reply.
 
-    Threads and tasks may share the object. Before a thread or task settles anything else, it
+    Threads and tasks may share this object. Before a thread or task settles anything else, it
     repeats these calls until they succeed. So each thread or task has at most one such call.
 
     Attributes:
         waiting: Calls to repeat.
-        repeating: Calls that a thread or task is repeating now. Each value has the slots of the
-            call, and a permit that exists as long as the repeat runs.
+        repeating: Repeats that run now in a thread or task. Each value has a permit, which exists
+            as long as the repeat runs, and the slots of the call.
     """
 
     __slots__ = ("repeating", "waiting")
@@ -122,20 +123,22 @@ class MissingReplies:
         self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
 
     def clear(self) -> None:
-        """Give up all calls that have no reply."""
+        """Forget all calls that got no reply."""
         self.waiting.clear()
 
     def repeat(
         self, slots: Collection[bytes] | None = None, fails_fast: bool = False
     ) -> Flow[None]:
-        """Repeat calls and record their replies. Wait for repeats in other threads or tasks.
+        """Repeat calls and record their replies.
+
+        Wait for repeats that run in other threads or tasks.
 
         Args:
             slots: Keys of the slots whose calls are repeated. Default: all slots.
             fails_fast: Whether commands fail immediately if a master cannot be reached.
 
         Raises:
-            OutcomeUnknown, Unavailable: There is still no reply. The call is kept.
+            OutcomeUnknown, Unavailable: There is still no reply. The consumer keeps the call.
         """
 
         def is_asked(of: frozenset[bytes]) -> bool:

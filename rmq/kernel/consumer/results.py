@@ -1,6 +1,6 @@
 """Store the results of deliveries with their acks, and the progress of running handlers.
 
-A result says how a message ended. RMQ keeps it for a time if the sender requests this.
+A result says how a message ended. RMQ keeps the result for a time if the sender asks for this.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def encode(codec: Codec, delivery: InnerDelivery, value: object) -> tuple[bytes,
     """Encode the result of a delivery that succeeded.
 
     Args:
-        codec: Codec of the topic. Values of results are never put into an object store.
+        codec: Codec of the topic. A value is never put into an object store.
         delivery: The delivery.
         value: Value to store, or None for no value.
 
     Returns:
-        The encoded result, and the reason why the value cannot be stored ('' if it can).
+        The encoded result, and the reason why the value cannot be stored. The reason is '' if the
+            value can be stored.
     """
     kind, data, problem = encode_value(codec, value)
     return _success(delivery, kind, data), problem
@@ -54,13 +55,13 @@ def _success(delivery: InnerDelivery, kind: Kind = None, data: bytes = b"") -> b
 
 
 def encode_value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
-    """Encode a value that a handler returned.
+    """Encode a value that a handler returned. The limit is 256 KiB.
 
-    It may have at most 256 KiB. It is stored in Redis, never in an object store.
+    The value is stored in Redis, never in an object store.
 
     Returns:
-        The number of the codec, the encoded value, and the reason why it cannot be stored ('' if it
-            can).
+        The number of the codec, the encoded value, and the reason why the value cannot be stored.
+            The reason is '' if the value can be stored.
     """
     if value is None:
         return None, b"", ""
@@ -80,9 +81,11 @@ class DeliveryResults(ConsumerPart):
     """The results and the progress of a consumer's deliveries."""
 
     def of(self, deliveries: Sequence[InnerDelivery]) -> tuple[list[bytes], int]:
-        """Return the encoded result of each delivery, or [] if no message keeps its result.
+        """Return the encoded results of deliveries, and how long Redis keeps the results.
 
-        Also return for how long the results are kept, in seconds, or 0 if the times differ.
+        Returns:
+            The result of each delivery, or an empty list if no message keeps its result. Then the
+                time in seconds, or 0 if the results have different times.
         """
         keeps = [d.record[0] & record.HEADERS and record.keep_of(d.record) for d in deliveries]
         times = {*keeps} - {0}
@@ -109,7 +112,7 @@ class DeliveryResults(ConsumerPart):
             delivery.result, _ = encode(self._context.codec, delivery, value)
 
     def check_progress(self, fraction: object, text: object) -> None:
-        """Check the arguments of `progress`, and that the consumer's deliveries have leases."""
+        """Check the arguments of `progress`, and whether the consumer's deliveries have leases."""
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise InvalidType(f"fraction: {type(fraction).__name__}; give a number from 0 to 1")
         if not 0 <= fraction <= 1:
@@ -127,7 +130,8 @@ class DeliveryResults(ConsumerPart):
     ) -> Flow[list[InnerDelivery]]:
         """Store the progress of a delivery.
 
-        If its lease was lost, return a list with the delivery, otherwise an empty list.
+        Returns:
+            A list with the delivery if its lease was lost, otherwise an empty list.
         """
         open_leases(self._context, [delivery])  # checks that it is unsettled and of this topic
         delivery.progress_at = time.monotonic() + PROGRESS_S

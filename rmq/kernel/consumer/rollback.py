@@ -1,7 +1,7 @@
 """Roll back expired leases of deliveries, of queries, and of workers.
 
-When a consumer receives messages from a slot, it also rolls back a limited number of expired
-leases. Operators can roll back all expired leases of a topic.
+A consumer that receives messages from a slot also rolls back a limited number of expired leases
+there. Operators can roll back all expired leases of a topic.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Roll back messages of one slot whose lease has expired.
+    """Roll back messages of one slot whose lease has expired. Return the number of expired leases.
 
-    Return the number of expired leases. This number includes messages that are deleted because
-    their cancellation was requested. The deletion may allow the next message of the same group, or
-    of an ordered slot, to be delivered.
+    The number includes messages that are deleted because a program asked to cancel them. After such
+    a deletion, the next message of the same group, or of an ordered slot, can be delivered.
     """
     total = 0
     for _ in range(ROLLBACKS_MAX):
@@ -80,10 +79,10 @@ def rollback_topic(context: TopicContext) -> Flow[int]:
 def release_orphans(
     context: TopicContext, leases: Mapping[int, int], has_delivery: Callable[[bytes], bool]
 ) -> Flow[int]:
-    """Release messages that are in flight for a worker in Redis, but that the worker does not have.
+    """Release messages that are in flight for a worker, although the worker does not have them.
 
     After a failover or a restart, Redis may have lost that these messages were settled. Each
-    message is released by its receipt, so a message that was delivered again is not affected.
+    message is released by its receipt, so a newer delivery of the message is not affected.
 
     Args:
         context: The topic.

@@ -1,9 +1,10 @@
-"""Build the commands with which consumers lease messages, settle them, and use claims.
+"""Build the commands with which consumers lease messages, settle deliveries, and use claims.
 
-A shared lease is one lease for all deliveries that a worker process has of a slot.
-`lua/lib/leases/shared_leases.lua` describes how scripts use it. `rmq/worker/heartbeat/renewer.py`
-also sends `lease_renew` and `lease_release`. Settling commands return a one-letter code for each
-delivery.
+A worker process has one shared lease for all its deliveries of a slot.
+`lua/lib/leases/shared_leases.lua` describes how scripts use shared leases.
+`rmq/worker/heartbeat/renewer.py` also sends `lease_renew` and `lease_release`.
+
+A command that settles deliveries returns one letter for each delivery.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from rmq.kernel.transport.lua import script_loader
 
 
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
-    """Encode receipts in runs of consecutive deliveries.
+    """Encode receipts as runs of consecutive deliveries.
 
-    A run has a length, its first receipt and its first delivery number.
+    A run is encoded as its length, its first receipt and its first delivery number.
     """
     count, first, number = len(receipts), receipts[0], numbers[0]
     if count == 1:
@@ -78,8 +79,8 @@ def claim(
     """Claim business keys of one slot, each for its owner.
 
     The result for a key is "first" if the owner has claimed it, "done" if the work is done, or
-    "busy" if another owner has the claim. A "busy" result also has the ms since the other owner
-    claimed the key, and the ms until this claim ends.
+    "busy" if another owner has the claim. A "busy" result has two times in ms: the time since the
+    other owner claimed the key, and the time until this claim ends.
     """
     return Command(
         script_loader.load("claim"),
@@ -130,7 +131,11 @@ def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[Renewal]:
 
 
 def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
-    """Release deliveries of an expired shared lease: (their number, whether more remain)."""
+    """Release deliveries of an expired shared lease.
+
+    Returns:
+        The number of released deliveries, and whether more remain.
+    """
     return script_call(
         "lease_rollback", keys, [clock.now_us, limit], lambda reply: (reply[0], reply[1] == 1)
     )
@@ -148,7 +153,7 @@ _RUN = re.compile("[0-9a-f]{32}")
 
 
 def check_run(run: object) -> str:
-    """Check the name of a query, and return it. A name is 32 hex digits.
+    """Check that the name of a query has 32 hex digits, and return the name.
 
     Raises:
         InvalidValue: The name is not 32 hex digits.
@@ -197,7 +202,10 @@ def rollback_failure(run: str) -> bytes:
 def query_rollback(
     keys: SlotKeys, run: str, limit: int, force: bool = False
 ) -> Command[QueryRollbackReply]:
-    """Release messages of a query if its lease has expired, or in any case if `force` is True."""
+    """Release the messages of a query if its lease has expired.
+
+    If `force` is True, the messages are released even if the lease has not expired.
+    """
     return Command(
         script_loader.load("query_rollback"),
         (
@@ -228,7 +236,7 @@ _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _ANY_WAITED, _LEFT = 4, 8, 16, 32, 64
 
 
 class Offer(NamedTuple):
-    """A credit of a consumer that found no message: it permits hand-overs to this consumer."""
+    """A credit that a consumer leaves in an empty slot. It permits hand-overs to this consumer."""
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
@@ -280,7 +288,10 @@ class Batch(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """The message on a consumer's own channel, with deliveries that were handed over to it."""
+    """A message on a consumer's own channel.
+
+    It has deliveries that were handed over to the consumer.
+    """
 
     number: int
     slot: int  # index of the slot
@@ -307,8 +318,9 @@ def prepare(
 ) -> Command[Batch]:
     """Lease a limited number of messages of one slot.
 
-    The argument `shared` is the number of the shared lease to use. If it is 0, or if this lease no
-    longer exists, a new shared lease is opened. If it is None, each delivery has its own deadline.
+    If `shared` is None, each delivery has its own deadline. Otherwise `shared` is the number of the
+    shared lease to use. If this number is 0, or the lease no longer exists, the script opens a new
+    shared lease.
     """
 
     def parse(reply: list[Any]) -> Batch:
@@ -334,7 +346,7 @@ def prepare(
 def next_ready(
     slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
 ) -> Command[list[int]]:
-    """Return the µs until each slot has work, 0 for now, or -1 for no work until the slot changes.
+    """Return when each slot has work: in µs from now, or -1 for no work until the slot changes.
 
     Args:
         slots: At most NEXT_READY_MAX slots.
@@ -355,10 +367,12 @@ def next_ready_or_credit(
     lease_ms: int,
     sessions: Sequence[ReplaySession],
 ) -> Command[tuple[list[int], list[CreditState]]]:
-    """Return the µs until each slot has work, and leave a credit in each slot without work.
+    """Return when each slot has work. If no slot has work now, leave a credit in each slot.
 
-    A new credit needs one replay session, and a renewed credit needs none. The result also has the
-    state of each credit.
+    A new credit needs one replay session, and a renewed credit needs none.
+
+    Returns:
+        The µs until each slot has work, and the state of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
@@ -384,8 +398,7 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
     """Remove a consumer's credits from slots, then publish a number on the consumer's channel.
 
     Returns:
-        How many connections got the published number, and how many hand-overs each credit still
-        permitted.
+        How many connections got the number, then how many hand-overs each credit still permitted.
     """
     return Command(
         script_loader.load("withdraw"), [slot.slot for slot in slots], [channel, number], list
@@ -393,12 +406,12 @@ def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[
 
 
 def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
-    """Add the histogram of a consumer's late messages to the histogram of a slot."""
+    """Add a consumer's histogram of late messages to the histogram of a slot."""
     return script_call("lateness_report", keys, [clock.now_us, session.call, *counts], bool)
 
 
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
-    """Parse a hand-over on a consumer's own channel, or return None for other payloads."""
+    """Parse a message on a consumer's own channel. Return None if it is not a hand-over."""
     try:
         number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
             payload, raw=True
@@ -448,10 +461,10 @@ def ack(
     numbers: Sequence[int] = (),
     marks: Sequence[bytes] = (),
 ) -> Command[str]:
-    """Settle deliveries as done. Codes in the result: `1` settled, `0` lost.
+    """Settle deliveries as done. Letters of the result: `1` settled, `0` lease lost.
 
-    The arguments for delivery numbers (fences), and for the numbers that `rmq.Audit` compares, may
-    be empty if these are unknown.
+    The arguments `numbers` (delivery numbers) and `marks` (numbers for `rmq.Audit`) may be empty if
+    they are unknown.
     """
     script, key_values = script_loader.load("ack"), script_loader.key_getter("ack")(keys)
     return Command(script, key_values, [
@@ -469,7 +482,10 @@ def nack(
     errors: Sequence[bytes],
     wait_ms: int | None,
 ) -> Command[str]:
-    """Give failed deliveries back. Codes: `r` retry, `d` dead, `c` cancelled, `0` lost."""
+    """Give failed deliveries back.
+
+    Letters of the result: `r` retry, `d` dead letter, `c` cancelled, `0` lease lost.
+    """
     return script_call("nack", keys, [
         clock.now_us, session.call, context.channel, keys.index,
         b"" if wait_ms is None else wait_ms, *members_of(ids), *map(repr, receipts), *errors,
@@ -487,7 +503,10 @@ def reject(
     follow_ups: ByTarget | None = None,
     read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
 ) -> Command[str]:
-    """Make deliveries dead letters. Codes: `d` dead, `c` cancelled, `0` lost."""
+    """Turn deliveries into dead letters.
+
+    Letters of the result: `d` dead letter, `c` cancelled, `0` lease lost.
+    """
     return script_call("reject", keys, [
         clock.now_us, session.call, context.channel, keys.index, reason, len(ids),
         *members_of(ids), *map(repr, receipts), *errors,
@@ -505,10 +524,12 @@ def release(
     wait_ms: int,
     event: bytes = b"",
 ) -> Command[str]:
-    """Give deliveries back without a failure. Codes: `1` released, `c` cancelled, `0` lost.
+    """Give deliveries back. This does not count as a failure.
 
-    Each message returns to its position in the queue, by its priority or its due time. With
-    `event`, it waits for this event, for at most `wait_ms`.
+    Letters of the result: `1` released, `c` cancelled, `0` lease lost.
+
+    Each message returns to its position in the queue, by its priority or its due time. If `event`
+    is given, each message waits for this event, for at most `wait_ms`.
     """
     return script_call("release", keys, [
         clock.now_us, session.call, context.channel, keys.index, wait_ms, event,
@@ -524,7 +545,7 @@ def extend(
     lease_ms: int,
     read: Callable[[ExtendReply], Any] = lambda reply: reply,
 ) -> Command[Any]:
-    """Extend leases. The new duration counts from now."""
+    """Extend leases. The new lease begins now and lasts `lease_ms`."""
 
     def parse(reply: bytes) -> Any:
         deadline_s, letters = reply.decode().split(" ")

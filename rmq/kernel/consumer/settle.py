@@ -1,12 +1,12 @@
 """Settle deliveries of any slots: ack, nack, reject, release, extend.
 
-Each verb gets the leases of the deliveries and returns a `Settling`. This object makes one call for
-up to 1000 deliveries of a slot (100 for some verbs). The reply has a one-letter code for each
+Each function takes the leases of the deliveries and returns a `Settling`. A `Settling` makes one
+call for up to 1000 deliveries of a slot (100 for some verbs). The reply has one letter for each
 delivery, in order.
 
 Each call has its own replay session, which is a name and a number that Redis remembers. If a reply
-is lost, the object can be run again with the same numbers. Calls that Redis has executed then
-return the same reply, and the other calls are executed.
+is lost, you can run the `Settling` again with the same numbers. Redis gives the same reply to a
+call that it has executed, and executes the other calls.
 
 Extra commands, for example about claims, run before the calls, in the same round trip.
 """
@@ -56,7 +56,7 @@ class Lease(NamedTuple):
 class Leases(NamedTuple):
     """Many leases, stored as columns: slots, message ids, scores and delivery numbers.
 
-    Scripts take columns as arguments, and rows would take more time.
+    Scripts take columns as arguments. Rows would take more time.
     """
 
     slots: Sequence[int]
@@ -67,7 +67,7 @@ class Leases(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Lease]) -> Leases:
-        """Convert leases to columns: slots, message ids, scores and delivery numbers."""
+        """Convert a list of leases to columns."""
         leases = list(rows)
         return cls(
             [lease.slot for lease in leases],
@@ -91,8 +91,8 @@ class Leases(NamedTuple):
 def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
     """Return the error for a delivery that belongs to another topic.
 
-    The delivery must not be settled in this topic, which may have a different message with the same
-    id.
+    The delivery must not be settled in this topic, because this topic may have another message with
+    the same id.
     """
     return InvalidValue(
         f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
@@ -101,7 +101,7 @@ def other_topic(context: TopicContext, keys: SlotKeys) -> InvalidValue:
 
 
 class ConsumerPart:
-    """A part of a consumer, which writes to Redis for some of its deliveries.
+    """A part of a consumer that writes to Redis for some of its deliveries.
 
     Args:
         context: Topic of the deliveries.
@@ -174,14 +174,14 @@ def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]
 
 
 class Extension(NamedTuple):
-    """The result of extending a lease: its new deadline in seconds, or 0 if it is unknown."""
+    """The result of extending a lease."""
 
     deadline_s: int
     is_cancelled: bool = False  # whether its cancellation was requested
 
 
 class _Kind(NamedTuple, Generic[T]):
-    """The kind of an answer about several deliveries: one-letter codes, or deadlines."""
+    """Describes the reply about several deliveries: a letter or a deadline for each delivery."""
 
     unknown: Any  # answer about a delivery whose slot answered with an error
     lost: Any  # answer about a delivery of a slot that no longer exists
@@ -193,11 +193,11 @@ _DEADLINES: _Kind[list[Extension | None]] = _Kind(Extension(0), None, list)
 
 
 class Settling(Generic[T]):
-    """The calls that settle some deliveries, repeatable until Redis replies.
+    """The calls that settle some deliveries. You can repeat them until Redis replies.
 
-    Redis keeps the replies for a minute (`lua/lib/replay.lua`), so a repeat gets the first reply.
-    After this minute, a repeat checks the receipts again. No delivery is settled twice, but
-    deliveries that the first call settled are then reported as lost.
+    Redis keeps the replies for a minute (`lua/lib/replay.lua`), so a repeat gets the first reply. A
+    repeat after this minute checks the receipts again. No delivery is settled twice, but deliveries
+    that the first call settled are then reported as lost.
     """
 
     __slots__ = (
@@ -242,7 +242,7 @@ class Settling(Generic[T]):
         self._is_repeat = False
 
     def run(self) -> Flow[T]:
-        """Make the calls, then raise the first error."""
+        """Make all calls. Then raise the first error, if there is an error."""
         answer, error = yield from self.try_run()
         if error is not None:
             raise error
@@ -251,7 +251,7 @@ class Settling(Generic[T]):
     def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
         """Make the calls. If only some slots failed, return the reply and the first error.
 
-        If the property `unanswered` is True after this, you can repeat the calls.
+        If the property `unanswered` is True afterwards, you can repeat the calls.
 
         Args:
             fails_fast: Whether commands fail immediately if a master node cannot be reached.
@@ -298,7 +298,7 @@ class Settling(Generic[T]):
         return answer, errors[0] if errors else None
 
     def _joined(self, replies: list[Any]) -> T:
-        """Join the replies to the calls into one answer about all deliveries, in their order."""
+        """Join the replies into one answer about all deliveries, in their order."""
         answers = [self._kind.unknown] * self._size
         for position in chain.from_iterable(self._lost):
             answers[position] = self._kind.lost
@@ -310,12 +310,12 @@ class Settling(Generic[T]):
 
     @property
     def is_repeat(self) -> bool:
-        """Whether an earlier attempt may have settled deliveries that are now reported as lost."""
+        """Whether an earlier attempt may have settled deliveries that Redis now reports as lost."""
         return self._is_repeat
 
     @property
     def unanswered(self) -> bool:
-        """Whether some calls got no reply, so that Redis may have executed them."""
+        """Whether some calls got no reply. Redis may have executed them."""
         return self._is_repeat and bool(self._sessions)
 
     @property
@@ -340,7 +340,7 @@ class Settling(Generic[T]):
     def _keep(self, numbers: Sequence[int]) -> None:
         """Keep the replay sessions of calls that got no reply, and free all other sessions.
 
-        A call must be repeated in its own replay session.
+        A call must be repeated in the same replay session.
 
         Args:
             numbers: Positions of the calls that got no reply.
@@ -360,7 +360,11 @@ def _follow_ups_of(
     follow_ups: Sequence[FollowUpList],
     note_stored: Callable[[StoredFollowUps], object],
 ) -> tuple[ByTarget, Callable[[AckThenReply], str]]:
-    """Group the follow-ups of one call by target topic. Also return a reply handler."""
+    """Group the follow-ups of one call by target topic.
+
+    Returns:
+        The groups, and a function that handles the reply to the call.
+    """
     given: dict[str, tuple[list[int], list[bytes]]] = {}
     for n, position in enumerate(positions if follow_ups else (), 1):
         parts = iter(follow_ups[position])
@@ -378,7 +382,7 @@ def _follow_ups_of(
 
 
 def _most_with(follow_ups: Sequence[FollowUpList], most: int) -> int:
-    """Return the maximum number of deliveries that one call may have with these follow-ups."""
+    """Return how many deliveries one call may have, because of their follow-ups."""
     sizes = [each.size if each else 0 for each in follow_ups]
     counts = [len(each) // 2 for each in follow_ups]
     if sum(counts) > BATCH_MAX or sum(sizes) > CALL_BYTES:
@@ -397,17 +401,17 @@ def ack(
 ) -> Settling[str]:
     """Settle deliveries as done, and store their results and follow-ups.
 
-    The reply has a one-letter code for each delivery: `1` settled, `0` lost.
+    The reply has one letter for each delivery: `1` settled, `0` lease lost.
 
     Args:
         context: The topic.
         leases: Leases of the deliveries.
         extra: Commands that run before the calls.
-        results: Result of each delivery (`rmq/kernel/results/entry.py`). Empty bytes if the message
-            keeps no result, or if it succeeded without a value.
-        follow_ups: Follow-ups of each delivery: messages that the ack stores.
+        results: Encoded result of each delivery (see `rmq/kernel/results/entry.py`). Empty bytes if
+            the message keeps no result, or if it succeeded without a value.
+        follow_ups: Follow-ups of each delivery. The ack stores these messages.
         note_stored: Function that gets the reply of each call with follow-ups.
-        keep_s: Time for which all results are kept, in seconds. 0 if the results have different
+        keep_s: Time for which Redis keeps all results, in seconds. 0 if the results have different
             times.
     """
     results = results if any(results) else ()
@@ -442,9 +446,10 @@ def nack(
     wait_ms: int | None,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Give deliveries back as failed.
+    """Give deliveries back because their handling failed.
 
-    The reply has a one-letter code for each delivery: `r` retry, `d` dead, `c` cancelled, `0` lost.
+    The reply has one letter for each delivery: `r` retry, `d` dead letter, `c` cancelled, `0` lease
+    lost.
     """
 
     def build(
@@ -465,18 +470,18 @@ def reject(
     follow_ups: Sequence[FollowUpList] = (),
     note_stored: Callable[[StoredFollowUps], object] = bool,
 ) -> Settling[str]:
-    """Make deliveries dead letters, and store their follow-ups.
+    """Turn deliveries into dead letters, and store their follow-ups.
 
-    The reply has a one-letter code for each delivery: `d` dead, `c` cancelled, `0` lost.
+    The reply has one letter for each delivery: `d` dead letter, `c` cancelled, `0` lease lost.
 
     Args:
         context: The topic.
         leases: Leases of the deliveries.
-        errors: Failure entry of each delivery.
+        errors: Error of each delivery, as it is stored.
         reason: "r" if the handler rejected the message, "u" if the body has the wrong form, "n" if
             there is no handler.
         extra: Commands that run before the calls.
-        follow_ups: Follow-ups of each delivery: messages that the rejection stores.
+        follow_ups: Follow-ups of each delivery. The rejection stores these messages.
         note_stored: Function that gets the reply of each call with follow-ups.
     """
 
@@ -501,17 +506,16 @@ def release(
     extra: ExtraCommands | None = None,
     event: bytes = b"",
 ) -> Settling[str]:
-    """Give deliveries back without a failure.
+    """Give deliveries back. This does not count as a failure.
 
-    The reply has a one-letter code for each delivery: `1` released, `c` cancelled, `0` lost.
+    The reply has one letter for each delivery: `1` released, `c` cancelled, `0` lease lost.
 
     Args:
         context: The topic.
         leases: Leases of the deliveries.
-        places: Priority or due time of each message, which determines its position in the queue.
+        places: Priority or due time of each message. It determines the position in the queue.
         wait_ms: Wait before the next delivery, ms.
         extra: Commands that run before the calls.
-        event: Key of an event that ends the wait, or empty.
     """
 
     def build(
@@ -531,7 +535,7 @@ def extend(
 ) -> Settling[list[Extension | None]]:
     """Extend leases.
 
-    The reply has the new deadline of each delivery, or None if the delivery is lost.
+    The reply has the new deadline of each delivery, or None if its lease was lost.
     """
 
     def read(reply: scripts.ExtendReply) -> list[Extension | None]:
@@ -562,7 +566,7 @@ def leases_of(keys: SlotKeys, batch: scripts.Batch, max_retries: int) -> Leases:
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:
     """Check leases without changing them.
 
-    The reply has a one-letter code for each delivery: `?` valid, `0` lost.
+    The reply has one letter for each delivery: `?` if the lease is valid, `0` if it was lost.
     """
     letters = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):

@@ -1,10 +1,10 @@
-"""Keep a consumer's state between two calls.
+"""Keep the state of a consumer between two calls, for example when each slot will have work.
 
-The state includes when each slot next has work, and leased messages that were not returned. On a
-Redis Cluster, receiving from a slot fails immediately if the slot's master cannot be reached. The
-consumer soon tries the slot again, because a replica takes over within seconds. A call of `receive`
-tries for the time `retry_for` of the client, and then raises an error. It does not return an empty
-list, because the slot may have messages.
+On a Redis Cluster, a receive from a slot fails immediately if the slot's master cannot be reached.
+The consumer soon tries the slot again, because a replica takes over within seconds.
+
+A call of `receive` tries for the time `retry_for` of the client, and then raises an error. It does
+not return an empty list, because the slot may have messages.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class AwaySlots:
     """The slots of one consumer whose masters cannot be reached.
 
     Attributes:
-        since: By slot, the time at which its master was first found missing.
-        calls: By slot, a call of the script `prepare` without a reply. The next visit repeats the
+        since: By slot, the time at which its master was first missing.
+        calls: By slot, a call of the script `prepare` that got no reply. The next visit repeats the
             call.
     """
 
@@ -67,9 +67,9 @@ class AwaySlots:
         return bool(self.since)
 
     def note(self, slot: int, error: StorageError) -> bool:
-        """Record that receiving from a slot failed.
+        """Record that a receive from a slot has failed because its master is missing.
 
-        If the reason is not a missing master, record nothing and return False.
+        If the error has another cause, record nothing and return False.
         """
         if not is_master_away(error):
             return False
@@ -85,7 +85,7 @@ class AwaySlots:
         self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget all slots with at least the given index, because they no longer exist.
+        """Forget all slots from an index on, because these slots no longer exist.
 
         Calls to these slots that got no reply are kept.
         """
@@ -96,13 +96,13 @@ class AwaySlots:
         """Postpone the next visits of the slots whose masters are missing.
 
         Args:
-            ready_at: Time of the next visit of each slot of the topic, changed in place.
+            ready_at: Time of the next visit of each slot. The method changes this list.
         """
         for slot, visit_at in self._visit_at.items():
             ready_at[slot] = visit_at
 
     def raise_overdue(self) -> None:
-        """If the master of a slot has been missing for too long, raise the error of this slot.
+        """Raise an error if the master of a slot has been missing for too long.
 
         The error is raised once for each failed visit.
         """
@@ -114,9 +114,9 @@ class AwaySlots:
 def sweep(state: ReceiveState) -> Flow[None]:
     """Send pending follow-ups that no other client sends.
 
-    A follow-up is a message that an ack has stored. It is pending until it is sent to its own slot.
-    Most topics have no pending follow-ups. So if this client has seen none in the topic, it rarely
-    searches for them.
+    A follow-up is a message that an ack has stored. It is pending until it is in its own slot. Most
+    topics have no pending follow-ups. If this client has seen none in the topic, it rarely searches
+    for them.
     """
     now = time.monotonic()
     state.sweep_at = now + SWEEP_S
@@ -128,10 +128,10 @@ def sweep(state: ReceiveState) -> Flow[None]:
 
 
 class LatenessCounter:
-    """Counts the lateness of a consumer's deliveries until they are reported.
+    """Counts how late a consumer receives messages, until the counts are reported.
 
     Attributes:
-        report_at: Time of the next report by the monotonic clock, or infinity if none is due.
+        report_at: Time of the next report, by the monotonic clock. Infinity if no report is due.
     """
 
     __slots__ = ("_counts", "report_at")
@@ -155,15 +155,15 @@ class LatenessCounter:
     ) -> None:
         """Count how late the messages of a batch are.
 
-        Only first attempts of messages with a due time are counted.
+        Only first attempts are counted. A retry is not counted.
 
         Args:
             ids: Message ids.
-            records: Message records, with empty bytes for a message that is gone.
+            records: Message records, with empty bytes for a message that no longer exists.
             lefts: Remaining retries of each message, one byte for each message. Empty if all
                 deliveries are first attempts.
             max_retries: Number of remaining retries at a first attempt.
-            test_us: Time in epoch microseconds that a test sets, or empty bytes for this machine's
+            test_us: Time that a test sets, in epoch microseconds. Empty bytes for this machine's
                 clock. If a test sets the time, only messages with a due time count, because the ids
                 of other messages have the real time.
         """
@@ -193,7 +193,7 @@ class LatenessCounter:
                 self.report_at = time.monotonic() + REPORT_S
 
     def reset(self) -> Counts:
-        """Return the counts of late deliveries, and reset them."""
+        """Return the counts, and begin again at zero."""
         counts, self._counts = tuple(self._counts), [0] * BUCKETS
         self.report_at = NEVER
         return counts
@@ -205,12 +205,12 @@ class LatenessCounter:
 
 
 def report(state: ReceiveState) -> Flow[None]:
-    """Add a consumer's counts of late deliveries to the topic's counts.
+    """Add a consumer's counts of late messages to the counts of the topic.
 
     Errors of Redis are only logged.
 
     Guarantee:
-        Each delivery is reported at most once, because a report without a reply is not repeated.
+        Each message is counted at most once, because a report that got no reply is not repeated.
     """
     context, counts = state.context, state.lateness.reset()
     try:
@@ -230,7 +230,7 @@ RECHECK_S = 0.01  # time between two checks of another thread or task
 
 
 class ReceiveState:
-    """The state of a consumer between two calls, such as when each slot next has work."""
+    """The state of a consumer between two calls, for example when each slot will have work."""
 
     __slots__ = (
         "all_checked_at", "all_send_signals", "away_slots", "busy_slots", "check_before_sleep",
@@ -285,7 +285,7 @@ class ReceiveState:
     def current_slots(self) -> list[SlotKeys]:
         """Return the slots. If their number has changed, forget the state of the old slots.
 
-        The number changes if the client has read the topic's settings again after a resize.
+        The number changes when the client reads the topic's settings after a resize.
         """
         slots = self.context.slots
         if len(self.ready_at) != len(slots):
@@ -297,7 +297,7 @@ class ReceiveState:
 
     @property
     def must_hand_back(self) -> bool:
-        """Whether the next call must first release messages that may have been leased."""
+        """Whether the next call must first release messages that earlier calls may have leased."""
         return bool(self.unanswered is not None or self.undelivered or self.unconfirmed_offers)
 
     def may_have_messages(self) -> bool:
@@ -305,7 +305,7 @@ class ReceiveState:
         return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
-        """Return whether every slot without work will send a wake-up when it gets work.
+        """Return whether each slot without work will send a wake-up when it has work.
 
         Slots in `busy_slots` are ignored. If slots may have credits for hand-overs, the result is
         False, because each check then covers all slots.
@@ -320,7 +320,7 @@ class ReceiveState:
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
     def next_checks(self) -> Sequence[int]:
-        """Return the slots to check next: all slots, or a few of them if there are many."""
+        """Return the slots to check next: all slots, or some slots if there are many."""
         now, slots = time.monotonic(), len(self.ready_at)
         looks = next_looks(self.next_check, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:
@@ -331,7 +331,7 @@ class ReceiveState:
         return looks
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Record that slots have work now, because wake-ups named them."""
+        """Record that slots have work now. Wake-ups named these slots."""
         for slot in slots:
             if slot < len(self.ready_at):
                 self.ready_at[slot] = 0.0

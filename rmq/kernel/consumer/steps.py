@@ -1,4 +1,4 @@
-"""Record which steps of the work on a message are done, so that retries do not repeat these steps.
+"""Remember which steps of a message's work are done, so that a retry does not repeat them.
 
 A step is a named part of a handler's work. A handler may also save a cursor, which says how much of
 the work is done.
@@ -35,7 +35,7 @@ class Begun(NamedTuple):
     """The result of `DeliverySteps.begin`.
 
     Attributes:
-        lost: A list with the delivery if its lease was lost, otherwise empty.
+        lost: A list with the delivery if its lease was lost, otherwise an empty list.
         is_done: Whether an earlier attempt has done the step.
         value: Value that the step returned in the earlier attempt.
     """
@@ -48,17 +48,17 @@ class Begun(NamedTuple):
 class DeliverySteps(ConsumerPart):
     """Reads and writes the steps of a consumer's deliveries.
 
-    Only the delivery with the valid receipt can write the steps of a message. So each delivery
-    reads these steps only once.
+    Each delivery reads its steps only once, because no other delivery can write them while its
+    receipt is valid.
     """
 
     def begin(self, delivery: InnerDelivery, name: str) -> Flow[Begun]:
-        """Record that a step begins, unless an earlier attempt has done it.
+        """Record that a step begins, unless an earlier attempt has done the step.
 
         Raises:
-            InvalidValue: This attempt has called a step of that name before.
-            Reject: An earlier attempt has done the step, but the step's value could not be stored.
-                Also raised if the steps of the message leave no room for this step.
+            InvalidValue: This attempt has already called a step of this name.
+            Reject: An earlier attempt has done the step, but RMQ could not store its value. Also
+                raised if the message has no room for another step.
         """
         encoded, called = core_steps.check_name(name), delivery.steps_called
         if name in called:
@@ -91,10 +91,11 @@ class DeliverySteps(ConsumerPart):
     def end(self, delivery: InnerDelivery, name: str, value: object) -> Flow[list[InnerDelivery]]:
         """Store the value of a step that is done.
 
-        Return a list with the delivery if its lease was lost.
-
         Raises:
             Reject: The value could not be stored. The step will never run again.
+
+        Returns:
+            A list with the delivery if its lease was lost, otherwise an empty list.
         """
         encoded = name.encode()
         data, problem = self._data(value)
@@ -117,11 +118,12 @@ class DeliverySteps(ConsumerPart):
     def save(self, delivery: InnerDelivery, cursor: object) -> Flow[list[InnerDelivery]]:
         """Store the cursor of a handler.
 
-        Return a list with the delivery if its lease was lost.
+        Returns:
+            A list with the delivery if its lease was lost, otherwise an empty list.
 
         Raises:
             EncodeError: The cursor cannot be encoded.
-            PayloadTooLarge: The steps of the message have no room for the cursor.
+            PayloadTooLarge: The message has no room for the cursor.
         """
         data, problem = self._data(cursor)
         if problem:
@@ -143,7 +145,9 @@ class DeliverySteps(ConsumerPart):
     def saved(self, delivery: InnerDelivery) -> Flow[tuple[list[InnerDelivery], Any]]:
         """Return the cursor that was saved last.
 
-        The first value of the result is a list with the delivery if its lease was lost.
+        Returns:
+            A list with the delivery if its lease was lost, otherwise an empty list. Then the
+                cursor.
         """
         if delivery.steps is None:
             code = yield from self._write(delivery, b"", b"")
@@ -153,7 +157,6 @@ class DeliverySteps(ConsumerPart):
         return [], None if cursor is None else value_of(cursor, delivery.id)
 
     def _data(self, value: object) -> tuple[bytes, str]:
-        """Encode a value. Return its bytes, and the reason of a failure or ''."""
         if value is None:
             return b"", ""
         kind, data, problem = encode_value(self._context.codec, value)

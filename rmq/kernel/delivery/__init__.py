@@ -1,1 +1,1 @@
-"""Define a delivery: its data, its claim, and the verbs that settle it."""
+"""Define a delivery: its data, its claim, and the methods that settle it."""

@@ -22,14 +22,13 @@ Key = str | Callable[[Any], object] | None
 def key_reader(key: Key) -> Callable[[DeliveryData], str]:
     """Return the function that reads the business key of a delivery.
 
+    The returned function gives a key of 1 to 200 bytes of UTF-8. It raises InvalidKey if the
+    delivery has no such key.
+
     Args:
-        key: "header:NAME" for the value of a header, a function that gets the handler's body, or
+        key: "header:NAME" for the value of a header, or a function that gets the handler's body, or
             None. With None, the key is the message's id without its slot. If the message has a
             dedup key, the slot and the acceptance number are added.
-
-    Returns:
-        A function that takes a delivery and returns its key, 1 to 200 bytes of UTF-8. The function
-            raises InvalidKey if the delivery has no such key.
 
     Raises:
         InvalidType: The key is not a str, a function or None.
@@ -81,7 +80,7 @@ def _checked(key: object, delivery: DeliveryData, source: str) -> str:
 
 
 def check_key(key: object) -> str:
-    """Return a business key if it is 1 to 200 bytes of UTF-8.
+    """Check that a business key has 1 to 200 bytes of UTF-8, and return the key.
 
     Raises:
         InvalidValue: The key is not 1 to 200 bytes of UTF-8.
@@ -100,7 +99,9 @@ def check_key(key: object) -> str:
 
 
 def check_consumer(name: str) -> str:
-    """Check the name under which a consumer keeps its claims or ledger rows, and return it.
+    """Check the name of a consumer, and return the name.
+
+    The consumer keeps its claims or ledger rows under this name.
 
     Raises:
         InvalidType: The name is not a str.

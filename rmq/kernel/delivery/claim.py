@@ -1,7 +1,7 @@
-"""Define the claim of a delivery on its business key, and the claim's state.
+"""Define the claim of a delivery on its business key, and the state of the claim.
 
-A claim is a key in Redis that says which delivery is doing, or has done, the work of a business
-key. This module does no I/O.
+A claim is a key in Redis. It says which delivery does, or has done, the work of a business key.
+This module makes no calls of Redis.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ KEPT = "kept"
 
 
 class Claim:
-    """The claim of one delivery on one business key, and the claim's state.
+    """The claim of one delivery on one business key.
 
     Attributes:
-        name: "<consumer>:<business key>", the end of the key's name in Redis.
-        owner: The delivery that claims the key: message id, delivery number and a random part.
-        ttl_ms: Time for which the key is remembered after the work is done, ms.
+        name: "<consumer>:<business key>", the last part of the claim's key in Redis.
+        owner: Identifies the delivery: its message id, its delivery number and a random part.
+        ttl_ms: Time for which Redis keeps the claim after the work is done, ms.
         state: State of the claim. "first" means that this delivery has the claim. "done" means that
             the work was done before. "busy" means that another delivery does the work now. "unsure"
             means that Redis did not answer, so this delivery may have the claim. "failed" means
@@ -55,9 +55,9 @@ class ClaimStatus(NamedTuple):
     Attributes:
         state: "consuming" if a delivery does the work now, or "consumed" if the work is done.
         message_id: Id of the message whose delivery has the claim.
-        delivery: Delivery number, as `d.fence`.
+        delivery: Number of this delivery, equal to `d.fence`.
         since: Time of the claim, or of the end of the work.
-        left_s: Seconds until the claim expires unless it is renewed, or None if it never expires.
+        left_s: Seconds until the claim expires, if it is not renewed. None if it never expires.
     """
 
     state: Literal["consuming", "consumed"]
@@ -68,10 +68,10 @@ class ClaimStatus(NamedTuple):
 
     @classmethod
     def read(cls, value: bytes, left_ms: int) -> ClaimStatus:
-        """Read a claim from the value of its key in Redis, and from the key's PTTL.
+        """Read a claim from the value of its key in Redis, and from the key's time to live.
 
         Raises:
-            DecodeError: RMQ did not write the value.
+            DecodeError: The value is not from RMQ.
         """
         try:
             state, owner, since = value.decode("ascii").split(" ")

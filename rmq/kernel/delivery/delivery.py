@@ -1,8 +1,7 @@
 """Define the delivery that a program or a handler gets.
 
-The class `Delivery` is generated from `AsyncDelivery`.
-
-`DeliveryData` is the base class of both: the data of the message and of its delivery.
+The class `Delivery` is generated from `AsyncDelivery`. The base class of both is `DeliveryData`,
+which has the data of the message and of its delivery.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 class DeliveryData:
     """The data of a delivery.
 
-    All data except the body are decoded at each access.
+    Each access decodes the data again, except the body.
     """
 
     _inner: InnerDelivery
@@ -61,12 +60,15 @@ class DeliveryData:
 
     @property
     def fence(self) -> int:
-        """The delivery number (fence), which grows with every delivery of a slot."""
+        """The delivery number (fence). It grows with every delivery from this slot of the topic."""
         return self._inner.fence
 
     @property
     def id(self) -> MessageId:
-        """The message's id, as `send` returned it. All deliveries of a message have the same id."""
+        """The message's id, which `send` has returned.
+
+        All deliveries of a message have the same id.
+        """
         return self._inner.id
 
     @property
@@ -76,7 +78,10 @@ class DeliveryData:
 
     @property
     def slot(self) -> int:
-        """The index of the message's slot, from 0. The same `slot_basis` gives the same slot."""
+        """The index of the message's slot, from 0.
+
+        Messages with the same `slot_basis` have the same slot.
+        """
         return self._inner.origin.keys.index
 
     @property
@@ -98,8 +103,8 @@ class DeliveryData:
     def deadline(self) -> datetime:
         """The time at which the lease ends, by the server's clock.
 
-        A worker renews its leases. So in a worker, this is the time until which the lease is surely
-        valid, by the clock of this machine.
+        A worker renews its leases. So in a worker, the lease is valid at least until this time, by
+        the clock of this machine.
         """
         return self._inner.deadline
 
@@ -120,22 +125,25 @@ class DeliveryData:
 
     @property
     def type(self) -> str | None:
-        """The message type, which selects the handler, or None if it was sent without a type."""
+        """The message type, which selects the handler.
+
+        None if the message was sent without a type.
+        """
         return self._inner.type
 
     @property
     def group(self) -> str | None:
-        """The name of the message's group, or None if it was sent without a group."""
+        """The name of the message's group, or None if the message has no group."""
         return self._inner.group
 
     @property
     def share_key(self) -> str | None:
-        """The tenant of the message, or None if it was sent without a share key."""
+        """The tenant of the message, or None if the message was sent without a share key."""
         return share_in(self.marks.get(GROUP_MARK))
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The headers that RMQ itself added. Their names begin with `rmq-`."""
+        """The headers that RMQ has added. Their names begin with `rmq-`."""
         return self._inner.marks
 
     @property
@@ -148,15 +156,12 @@ class DeliveryData:
 
     @property
     def events(self) -> Mapping[str, Event]:
-        """The events for which the message has waited, by key. The newest event is the last."""
+        """The events for which the message has waited, by key. The newest event comes last."""
         return self._inner.events or {}
 
     @property
     def event(self) -> Event | None:
-        """The event that ended the message's last wait.
-
-        None if the message has not waited for an event.
-        """
+        """The event that ended the message's last wait, or None if there was no wait."""
         return next(reversed(self._inner.events.values())) if self._inner.events else None
 
     @property
@@ -167,7 +172,7 @@ class DeliveryData:
 
     @property
     def merge_key(self) -> str | None:
-        """The key by which the message merged while it waited, or None if it had no merge key."""
+        """The merge key of the message, or None if the message has no merge key."""
         return record.read(self._inner.record).merge_key or None
 
     @property
@@ -188,29 +193,32 @@ class DeliveryData:
     def lost(self) -> bool:
         """Whether the lease is gone.
 
-        Another consumer may then have the message, so stop the work. In a worker, the value is
-        always current, because the worker renews leases. Outside of a worker, it changes only when
-        a call such as `ack` finds that the lease is gone.
+        If the lease is gone, another consumer may have the message, so stop the work.
+
+        In a worker, the value is always current, because the worker renews the lease. Outside of a
+        worker, the value changes only when a call such as `ack` finds that the lease is gone.
         """
         return self._inner.lost
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the claim on the business key no longer existed at the last extend or ack."""
+        """Whether the last `extend` or `ack` found that the claim on the business key was gone."""
         return self._inner.claim_lost
 
     @property
     def cancelled(self) -> threading.Event:
-        """The event that is set when the cancellation of this delivery is requested.
+        """The event that is set when a program asks to cancel this delivery.
 
         In a worker, the event is set soon after the request. Outside of a worker, only `extend`
-        sets it. An async handler gets CancelledError. It must not call `wait` on the event, because
+        sets it.
+
+        An async handler gets CancelledError instead. It must not call `wait` on the event, because
         `wait` blocks the event loop.
         """
         return self._inner.cancelled()
 
     def checkpoint(self) -> None:
-        """Raise Cancelled if the cancellation of this delivery was requested. Never calls Redis."""
+        """Raise Cancelled if a program has asked to cancel this delivery. Never calls Redis."""
         if self._inner.is_cancelled:
             raise Cancelled(
                 f"the cancellation of {self.id} was requested, by topic.cancel(id, running=True). "
@@ -222,9 +230,10 @@ class AsyncDelivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
     `async with delivery:` acks the delivery at the end of the block. If the block raises an
-    exception, the delivery is nacked and the exception is raised again. The exceptions `Snooze`,
-    `Retry` and `Reject` settle the delivery in another way, and are not raised again. Ctrl-C
-    releases the delivery.
+    exception, the delivery is nacked and the exception is raised again.
+
+    The exceptions `Snooze`, `Retry` and `Reject` settle the delivery in another way, and are not
+    raised again. Ctrl-C releases the delivery.
     """
 
     __slots__ = ()
@@ -233,8 +242,8 @@ class AsyncDelivery(DeliveryData):
         """Settle the message as done.
 
         Args:
-            then: Messages to send in the same step, as with the method `then`. Each is an
-                rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
+            then: Messages to send in the same step, as with the method `then`. Give an rmq.Outgoing
+                for this topic, or a pair of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB after encoding.
                 If the value is too large or cannot be encoded, the stored result says so.
 
@@ -274,14 +283,14 @@ class AsyncDelivery(DeliveryData):
     async def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
         """Send a message in the same step as the ack.
 
-        The message is sent exactly once if the ack succeeds. If the ack fails, the message is never
-        sent.
+        If the ack succeeds, the message is sent exactly once. If the ack fails, the message is
+        never sent.
 
         Args:
             topic: Topic that gets the message: a name, or a Topic.
             body: Body of the message.
-            options: Fields of `rmq.Outgoing`, except the fields for merging. A delay counts from
-                the time at which the topic stores the message.
+            options: Fields of `rmq.Outgoing`, except the fields for merging. A delay begins when
+                the topic stores the message.
 
         Returns:
             The id that the message will have.
@@ -289,9 +298,9 @@ class AsyncDelivery(DeliveryData):
         Raises:
             TopicNotFound: The topic does not exist, and this program has not declared it.
             ConfigurationError: The consumer has the mode "at_most_once".
-            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The same reasons as for `send`.
-                InvalidValue is also raised if the delivery would have more than 1000 such messages,
-                or more than 4 MiB of them.
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: `send` would refuse the message
+                for the same reason. InvalidValue is also raised if a delivery has more than 1000
+                such messages, or more than 4 MiB of them.
             Reject: A chain of messages sent in this way would be longer than the topic's setting
                 `max_depth`.
         """
@@ -303,17 +312,17 @@ class AsyncDelivery(DeliveryData):
         return await self._add_follow_up(topic, out)
 
     async def progress(self, fraction: float, text: str = "") -> None:
-        """Report the progress of the work, for callers that wait for the result of the message.
+        """Report the progress of the work to callers that wait for the result of the message.
 
-        At most one report a second is written. A call within a second of the last report writes
+        RMQ writes at most one report a second. A call within a second of the last report writes
         nothing, and its values are dropped. If the message keeps no result, nothing is written.
 
         Args:
             fraction: Part of the work that is done, 0 to 1.
-            text: Text for people. A text of more than 200 characters is cut.
+            text: Text for people. RMQ cuts the text after 200 characters.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested.
+            Cancelled: A program has asked to cancel this delivery.
             LeaseLost: The lease is gone.
             ConfigurationError: The consumer has the mode "at_most_once".
         """
@@ -330,25 +339,25 @@ class AsyncDelivery(DeliveryData):
         """Run a part of the work that later attempts of the message must not repeat.
 
         RMQ stores the return value of the function. Later attempts get this value, and do not call
-        the function. If the process dies after the function and before its value is stored, the
-        next attempt calls the function again.
+        the function. If the process dies before the value is stored, the next attempt calls the
+        function again.
 
         Args:
-            name: Name of the step, at most 255 bytes. An attempt uses each name once.
+            name: Name of the step, at most 255 bytes. Use each name once in an attempt.
             function: Function that does the work. Async handlers may give a coroutine function.
             arguments, named: Positional and keyword arguments of the function.
 
         Returns:
-            The value of the function. Later attempts get it as the topic's codec decodes it.
+            The value of the function. Later attempts get the value as the topic's codec decodes it.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested.
+            Cancelled: A program has asked to cancel this delivery.
             LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
                 stored.
             Reject: The step is done, but its value was too large or could not be encoded. The
                 function will never run again. Also raised if the message has too many steps.
             QueueFull: Redis is at `maxmemory`, and the function did not run.
-            InvalidValue: This attempt has called a step of that name before.
+            InvalidValue: This attempt has already called a step of this name.
             ConfigurationError: The consumer has the mode "at_most_once".
         """
         verbs, run = self._settle_with
@@ -367,13 +376,13 @@ class AsyncDelivery(DeliveryData):
     async def save(self, cursor: Any) -> None:
         """Store a cursor that says how much of the work is done.
 
-        The next attempt can read it with `saved`.
+        The next attempt can read the cursor with `saved`.
 
         Args:
             cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested. The cursor is stored
+            Cancelled: A program has asked to cancel this delivery. The cursor is stored
                 nevertheless.
             LeaseLost: The lease is gone. Nothing was changed.
             EncodeError, PayloadTooLarge: The cursor cannot be stored.
@@ -385,7 +394,7 @@ class AsyncDelivery(DeliveryData):
 
     @property
     async def saved(self) -> Any:
-        """The cursor that this or an earlier attempt has saved last, or None.
+        """The cursor that this attempt or an earlier attempt has saved last, or None.
 
         The first access reads the cursor from Redis.
         """
@@ -397,7 +406,7 @@ class AsyncDelivery(DeliveryData):
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed. The message loses a retry.
+        """Give the message back because its handling failed. The message loses a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -412,9 +421,9 @@ class AsyncDelivery(DeliveryData):
 
         Args:
             reason: Reason that is stored with the dead letter.
-            then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for this
-                topic, or a pair of a topic and an rmq.Outgoing. Messages that
-                were passed to the method `then` before are not sent.
+            then: Messages to send exactly once, in the same step. Give an rmq.Outgoing for this
+                topic, or a pair of a topic and an rmq.Outgoing. Messages that were passed to the
+                method `then` before are not sent.
         """
         verbs, run = self._settle_with
         raise_if_lost(await run(verbs.reject(self._inner, reason, then)), "reject")
@@ -436,7 +445,7 @@ class AsyncDelivery(DeliveryData):
                 with which the message was received.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested. The lease is extended
+            Cancelled: A program has asked to cancel this delivery. The lease is extended
                 nevertheless.
         """
         verbs, run = self._settle_with
@@ -490,12 +499,12 @@ def raise_if_claim_lost(delivery: InnerDelivery) -> None:
 
 
 def inner_of(delivery: DeliveryData) -> InnerDelivery:
-    """Return the internal part of a delivery, which has its record and its lease."""
+    """Return the internal part of a delivery, which has the record and the lease."""
     return delivery._inner
 
 
 def settle_with_of(delivery: DeliveryData) -> Any:
-    """Return the object that settles a delivery, a `SettleWith` of `delivery_verbs`."""
+    """Return the `SettleWith` object that settles a delivery."""
     return delivery._settle_with
 
 
@@ -503,7 +512,7 @@ def inner_all(deliveries: Iterable[DeliveryData]) -> list[InnerDelivery]:
     """Return the internal part of each delivery.
 
     Raises:
-        InvalidType: An item is not a delivery.
+        InvalidType: A value is not a delivery.
     """
     inner = []
     for delivery in deliveries:

@@ -22,9 +22,10 @@ class Delivery(DeliveryData):
     """A message as it was delivered to a consumer.
 
     `with delivery:` acks the delivery at the end of the block. If the block raises an
-    exception, the delivery is nacked and the exception is raised again. The exceptions `Snooze`,
-    `Retry` and `Reject` settle the delivery in another way, and are not raised again. Ctrl-C
-    releases the delivery.
+    exception, the delivery is nacked and the exception is raised again.
+
+    The exceptions `Snooze`, `Retry` and `Reject` settle the delivery in another way, and are not
+    raised again. Ctrl-C releases the delivery.
     """
 
     __slots__ = ()
@@ -33,8 +34,8 @@ class Delivery(DeliveryData):
         """Settle the message as done.
 
         Args:
-            then: Messages to send in the same step, as with the method `then`. Each is an
-                rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
+            then: Messages to send in the same step, as with the method `then`. Give an rmq.Outgoing
+                for this topic, or a pair of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB after encoding.
                 If the value is too large or cannot be encoded, the stored result says so.
 
@@ -74,14 +75,14 @@ class Delivery(DeliveryData):
     def then(self, topic: Any, body: Any, **options: Any) -> MessageId:
         """Send a message in the same step as the ack.
 
-        The message is sent exactly once if the ack succeeds. If the ack fails, the message is never
-        sent.
+        If the ack succeeds, the message is sent exactly once. If the ack fails, the message is
+        never sent.
 
         Args:
             topic: Topic that gets the message: a name, or a Topic.
             body: Body of the message.
-            options: Fields of `rmq.Outgoing`, except the fields for merging. A delay counts from
-                the time at which the topic stores the message.
+            options: Fields of `rmq.Outgoing`, except the fields for merging. A delay begins when
+                the topic stores the message.
 
         Returns:
             The id that the message will have.
@@ -89,9 +90,9 @@ class Delivery(DeliveryData):
         Raises:
             TopicNotFound: The topic does not exist, and this program has not declared it.
             ConfigurationError: The consumer has the mode "at_most_once".
-            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The same reasons as for `send`.
-                InvalidValue is also raised if the delivery would have more than 1000 such messages,
-                or more than 4 MiB of them.
+            InvalidValue, InvalidType, EncodeError, PayloadTooLarge: `send` would refuse the message
+                for the same reason. InvalidValue is also raised if a delivery has more than 1000
+                such messages, or more than 4 MiB of them.
             Reject: A chain of messages sent in this way would be longer than the topic's setting
                 `max_depth`.
         """
@@ -103,17 +104,17 @@ class Delivery(DeliveryData):
         return self._add_follow_up(topic, out)
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Report the progress of the work, for callers that wait for the result of the message.
+        """Report the progress of the work to callers that wait for the result of the message.
 
-        At most one report a second is written. A call within a second of the last report writes
+        RMQ writes at most one report a second. A call within a second of the last report writes
         nothing, and its values are dropped. If the message keeps no result, nothing is written.
 
         Args:
             fraction: Part of the work that is done, 0 to 1.
-            text: Text for people. A text of more than 200 characters is cut.
+            text: Text for people. RMQ cuts the text after 200 characters.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested.
+            Cancelled: A program has asked to cancel this delivery.
             LeaseLost: The lease is gone.
             ConfigurationError: The consumer has the mode "at_most_once".
         """
@@ -130,25 +131,25 @@ class Delivery(DeliveryData):
         """Run a part of the work that later attempts of the message must not repeat.
 
         RMQ stores the return value of the function. Later attempts get this value, and do not call
-        the function. If the process dies after the function and before its value is stored, the
-        next attempt calls the function again.
+        the function. If the process dies before the value is stored, the next attempt calls the
+        function again.
 
         Args:
-            name: Name of the step, at most 255 bytes. An attempt uses each name once.
+            name: Name of the step, at most 255 bytes. Use each name once in an attempt.
             function: Function that does the work. Async handlers may give a coroutine function.
             arguments, named: Positional and keyword arguments of the function.
 
         Returns:
-            The value of the function. Later attempts get it as the topic's codec decodes it.
+            The value of the function. Later attempts get the value as the topic's codec decodes it.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested.
+            Cancelled: A program has asked to cancel this delivery.
             LeaseLost: The lease is gone. If it was lost while the function ran, the value is not
                 stored.
             Reject: The step is done, but its value was too large or could not be encoded. The
                 function will never run again. Also raised if the message has too many steps.
             QueueFull: Redis is at `maxmemory`, and the function did not run.
-            InvalidValue: This attempt has called a step of that name before.
+            InvalidValue: This attempt has already called a step of this name.
             ConfigurationError: The consumer has the mode "at_most_once".
         """
         verbs, run = self._settle_with
@@ -167,13 +168,13 @@ class Delivery(DeliveryData):
     def save(self, cursor: Any) -> None:
         """Store a cursor that says how much of the work is done.
 
-        The next attempt can read it with `saved`.
+        The next attempt can read the cursor with `saved`.
 
         Args:
             cursor: Any value that the topic's codec can write. It replaces the earlier cursor.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested. The cursor is stored
+            Cancelled: A program has asked to cancel this delivery. The cursor is stored
                 nevertheless.
             LeaseLost: The lease is gone. Nothing was changed.
             EncodeError, PayloadTooLarge: The cursor cannot be stored.
@@ -185,7 +186,7 @@ class Delivery(DeliveryData):
 
     @property
     def saved(self) -> Any:
-        """The cursor that this or an earlier attempt has saved last, or None.
+        """The cursor that this attempt or an earlier attempt has saved last, or None.
 
         The first access reads the cursor from Redis.
         """
@@ -197,7 +198,7 @@ class Delivery(DeliveryData):
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
-        """Give the message back as failed. The message loses a retry.
+        """Give the message back because its handling failed. The message loses a retry.
 
         Args:
             delay: Wait before the retry, seconds or timedelta. None uses the topic's retry policy,
@@ -212,9 +213,9 @@ class Delivery(DeliveryData):
 
         Args:
             reason: Reason that is stored with the dead letter.
-            then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for this
-                topic, or a pair of a topic and an rmq.Outgoing. Messages that
-                were passed to the method `then` before are not sent.
+            then: Messages to send exactly once, in the same step. Give an rmq.Outgoing for this
+                topic, or a pair of a topic and an rmq.Outgoing. Messages that were passed to the
+                method `then` before are not sent.
         """
         verbs, run = self._settle_with
         raise_if_lost(run(verbs.reject(self._inner, reason, then)), "reject")
@@ -236,7 +237,7 @@ class Delivery(DeliveryData):
                 with which the message was received.
 
         Raises:
-            Cancelled: The cancellation of this delivery was requested. The lease is extended
+            Cancelled: A program has asked to cancel this delivery. The lease is extended
                 nevertheless.
         """
         verbs, run = self._settle_with

@@ -35,7 +35,7 @@ ITEM_BYTES = 1024  # largest size of a delivery in a call, without a long error
 
 
 class Item(NamedTuple):
-    """A delivery to settle together with other deliveries, and its error if it failed."""
+    """A delivery that is settled together with other deliveries, and its error if it failed."""
 
     delivery: InnerDelivery
     error: failure.Error  # for a nack
@@ -46,7 +46,7 @@ SettleItems = Callable[[list[Item]], SettlingFlow]
 
 
 class DeliveryVerbs:
-    """The verbs that settle or extend one delivery of a consumer.
+    """The methods that settle or extend one delivery of a consumer.
 
     Args:
         flows: Flows of the consumer, which settle any number of deliveries.
@@ -63,24 +63,24 @@ class DeliveryVerbs:
         return self._settle(self._ack_items, partial(self.flows.ack, [delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Add a message as `then` does, but without a call of Redis.
+        """Add a follow-up without a call of Redis.
 
-        Return None if this message needs a call of Redis.
+        Return None if this follow-up needs a call of Redis.
         """
         if self.flows.at_most_once:
             return None
         return self.flows.follow_ups.add_now(delivery, topic, out)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Add a message that the ack of the delivery will store, and return the message's id."""
+        """Add a message that the ack of the delivery stores. Return the id of the message."""
         return self.flows.then(delivery, topic, out)
 
     def set_result(self, delivery: InnerDelivery, value: object) -> None:
-        """Set the value that the ack of the delivery will store."""
+        """Set the value that the ack of the delivery stores as its result."""
         self.flows.results.set_value(delivery, value)
 
     def check_progress(self, fraction: object, text: object) -> None:
-        """Check the arguments of `progress`, and that the delivery has a lease."""
+        """Check the arguments of `progress`, and whether the delivery has a lease."""
         self.flows.results.check_progress(fraction, text)
 
     def progress(self, delivery: InnerDelivery, fraction: float, text: str) -> SettlingFlow:
@@ -90,9 +90,9 @@ class DeliveryVerbs:
     def nack(
         self, delivery: InnerDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
-        """Give the delivery back as failed.
+        """Give the delivery back because its handling failed.
 
-        Calls at the same time are combined into one call of Redis, except calls with a delay.
+        Simultaneous calls are combined into one call of Redis, except calls with a delay.
         """
 
         def alone() -> SettlingFlow:
@@ -105,7 +105,7 @@ class DeliveryVerbs:
     def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
         """Extend the lease.
 
-        Calls at the same time are combined into one call of Redis, except calls with a lease.
+        Simultaneous calls are combined into one call of Redis, except calls with a lease.
         """
 
         def alone() -> SettlingFlow:
@@ -129,11 +129,11 @@ class DeliveryVerbs:
         return self.flows.follow_ups.encode_all(delivery, then)
 
     def release(self, delivery: InnerDelivery, delay: Duration) -> SettlingFlow:
-        """Give the delivery back without a failure."""
+        """Give the delivery back. This does not count as a failure."""
         return self.flows.release([delivery], delay)
 
     def settle_after(self, error: BaseException | None, delivery: InnerDelivery) -> SettlingFlow:
-        """Settle a delivery after its `with` block, according to the error that ended the block."""
+        """Settle a delivery after its `with` block. The error that ended the block selects how."""
         if isinstance(error, WaitFor):
             return self._wait_for(error, delivery)
         if error is None or self.flows.at_most_once:
@@ -184,13 +184,16 @@ class DeliveryVerbs:
         delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Run a verb. Simultaneous calls of a verb are combined into one call of Redis."""
+        """Settle a delivery. Simultaneous calls of the same method share one call of Redis."""
         if delivery.state or delivery.unconfirmed:
             return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
 
     def _together(self, settle: SettleItems, items: list[Item]) -> Flow[list[Any]]:
-        """Settle the deliveries of several callers in one call. Return the outcome for each."""
+        """Settle the deliveries of several callers in one call.
+
+        Return the outcome for each caller.
+        """
         failed: StorageError | None = None
         try:
             lost = set((yield from settle(items)))
@@ -209,12 +212,12 @@ class DeliveryVerbs:
 
 
 class SettleWith(NamedTuple):
-    """The verbs that settle a delivery, and a function that runs them.
+    """The methods that settle a delivery, and a function that runs them.
 
     Attributes:
-        verbs: Verbs of a delivery.
-        run: Function that runs the flow of a verb, which yields commands for Redis. An
-            AsyncDelivery awaits the function's result.
+        verbs: Methods that settle a delivery.
+        run: Function that runs a method's flow, which yields commands for Redis. An AsyncDelivery
+            awaits the result of this function.
     """
 
     verbs: DeliveryVerbs

@@ -1,4 +1,4 @@
-"""Define exceptions and return values with which a handler or a `with` block settles a delivery."""
+"""Define exceptions and return values by which a handler or a `with` block settles a delivery."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def with_topics(follow_ups: Iterable[FollowUp], topic: str) -> list[tuple[Any, O
 class Then:
     """Return value of a handler that sends messages in the same step as the ack.
 
-    As with `Delivery.then`, the messages are sent exactly once if the ack succeeds, and never if it
-    fails. A handler of batches cannot return a `Then`.
+    If the ack succeeds, the messages are sent exactly once. If the ack fails, they are never sent.
+    A handler of batches cannot return a `Then`.
 
     Args:
         result: The handler's own return value, or None if it has none.
-        follow_ups: The messages: rmq.Outgoing for the topic of the delivery, or pairs of a topic
-            and an rmq.Outgoing.
+        follow_ups: Messages to send. Give an rmq.Outgoing for the topic of the delivery, or a pair
+            of a topic and an rmq.Outgoing.
 
     Raises:
         InvalidType: A message has another type, or the first argument is a message to send.
@@ -72,7 +72,7 @@ class Then:
 
 
 class Snooze(Exception):
-    """Exception that postpones a message, without the loss of a retry.
+    """Exception that postpones a message. The message loses no retry.
 
     Raise this exception in a handler or in `with delivery`.
 
@@ -94,8 +94,8 @@ class WaitFor(Snooze):
 
     Args:
         key: Key of the event, a text of 1 to 255 bytes.
-        timeout: Time limit, seconds or timedelta, at most 10 years. At its end, the message is
-            delivered again with an event in which `timed_out` is True.
+        timeout: Time limit, seconds or timedelta, at most 10 years. After this time, the message is
+            delivered again, with an event whose attribute `timed_out` is True.
 
     Raises:
         InvalidType, InvalidValue: The key or the time limit is not valid.
@@ -109,7 +109,7 @@ class WaitFor(Snooze):
 
 
 def wait_problem(delivery: InnerDelivery, event: bytes, most: int) -> RMQError | None:
-    """Return the error if the message of a delivery cannot wait for an event, else None.
+    """Return an error if the message of a delivery cannot wait for an event, else None.
 
     Args:
         delivery: The delivery.
@@ -139,8 +139,8 @@ class Reject(Exception):
     Args:
         reason: Reason that is stored with the dead letter. Default: the error in `raise
             rmq.Reject() from error`, with its traceback, or "rejected".
-        then: Messages to send in the same step, exactly once. Each is an rmq.Outgoing for the topic
-            of the delivery, or a pair of a topic and an rmq.Outgoing. In a handler of batches, they
+        then: Messages to send exactly once, in the same step. Give an rmq.Outgoing for the topic of
+            the delivery, or a pair of a topic and an rmq.Outgoing. In a handler of batches, they
             are sent once for each rejected message.
     """
 
@@ -151,7 +151,7 @@ class Reject(Exception):
 
 
 class Retry(Exception):
-    """Exception that gives a message back as failed, for a retry.
+    """Exception that gives a message back because its handling failed.
 
     Raise this exception in a handler or in `with delivery`. The message loses a retry.
 

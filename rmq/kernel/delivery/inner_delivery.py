@@ -1,6 +1,6 @@
 """Define RMQ's internal part of a delivery, and the protocols for the shared leases of a worker.
 
-A shared lease is one lease for all deliveries that a worker has of a slot.
+A worker has one shared lease for all its deliveries of a slot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPEN, SETTLED, LOST = 0, 1, 2
 
 
 class Cancellation(threading.Event):
-    """An event that is set when the cancellation of a delivery is requested.
+    """An event that is set when a program asks to cancel a delivery.
 
     Attributes:
         since: Time of the request by the monotonic clock, or infinity without a request.
@@ -33,7 +33,7 @@ class Cancellation(threading.Event):
     since = float("inf")
 
     def set(self) -> None:
-        """Record that the cancellation was requested."""
+        """Record that a program has asked to cancel the delivery."""
         self.since = min(self.since, time.monotonic())
         super().set()
 
@@ -42,7 +42,7 @@ _making_cancellation = threading.Lock()
 
 
 class BatchOrigin(NamedTuple):
-    """The data that the deliveries of one batch share."""
+    """The data that all deliveries of one batch have in common."""
 
     keys: SlotKeys
     newest: int  # acceptance number of the slot's newest message
@@ -58,19 +58,20 @@ class InnerDelivery:
     A program gets a `Delivery` or an `AsyncDelivery` that contains this object.
 
     Attributes:
-        origin: Data that all deliveries of the batch share.
+        origin: Data that all deliveries of the batch have in common.
         raw_id: The 16 bytes of the message's id.
-        score: Score of the receipt.
+        score: Number in the receipt. Redis stores it as the score of the delivery.
         record: The stored message.
         fence: Delivery number.
         body: The decoded body. In a handler, it is converted to the annotated type.
         state: OPEN, SETTLED or LOST.
-        unconfirmed: Verb that was sent without a reply so far, or "".
+        unconfirmed: Name of the method whose call has no reply so far, for example "ack", or "".
         settling_calls: Number of running calls that settle this delivery.
         claim: Claim on the message's business key, or None.
-        follow_ups: Messages that the ack stores: a FollowUpList of `rmq.kernel.follow_ups.encode`,
-            or empty.
-        cancellation: Event of the delivery's cancellation, or None if it was not needed yet.
+        follow_ups: Messages that the ack stores, as a FollowUpList of
+            `rmq.kernel.follow_ups.encode`, or empty.
+        cancellation: Event that is set when the delivery is cancelled. None if it was not needed
+            yet.
         started: Start of the handler by the monotonic clock, or 0 if it is unknown.
         result: Result that the ack stores, as `rmq.kernel.results.entry` encodes it, or empty.
         progress_at: Time of the next permitted report of progress, by the monotonic clock.
@@ -103,7 +104,7 @@ class InnerDelivery:
     entry_bytes: int = 0
 
     def add_steps(self, entries: Mapping[bytes, bytes]) -> None:
-        """Add the steps and events of the message, if the message is among these messages."""
+        """Store the steps and events of this message, if `entries` has them."""
         entry = entries.get(self.raw_id)
         if entry is not None:
             self.steps, self.events = split_events(decode_steps(entry))
@@ -111,11 +112,11 @@ class InnerDelivery:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the cancellation of the delivery was requested, as far as this process knows."""
+        """Whether a program has asked to cancel the delivery, as far as this process knows."""
         return self.cancellation is not None and self.cancellation.is_set()
 
     def cancelled(self) -> Cancellation:
-        """Return the event that is set when the delivery's cancellation is requested.
+        """Return the event that is set when a program asks to cancel the delivery.
 
         Any thread may call this method.
         """
@@ -160,17 +161,17 @@ class InnerDelivery:
 
     @property
     def type(self) -> str | None:
-        """The message's type, or None if it was sent without a type."""
+        """The message's type, or None if the message was sent without a type."""
         return record.type_of(self.record)
 
     @property
     def group(self) -> str | None:
-        """The name of the message's group, or None if it was sent without a group."""
+        """The name of the message's group, or None if the message has no group."""
         return group_in(self.marks.get(GROUP_MARK))
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """The headers that RMQ itself added."""
+        """The headers that RMQ has added."""
         return record.marks(record.headers_of(self.record))
 
     @property
@@ -181,7 +182,7 @@ class InnerDelivery:
 
     @property
     def claim_lost(self) -> bool:
-        """Whether the claim on the business key no longer existed at the last extend or ack."""
+        """Whether the last `extend` or `ack` found that the claim on the business key was gone."""
         return self.claim is not None and self.claim.lost
 
     def queue_position(self) -> int:
@@ -194,35 +195,35 @@ class SharedLease(Protocol):
 
     Attributes:
         number: Number of the lease in its slot.
-        until: Monotonic time until which the lease is surely valid, as last read. 0 if the lease is
-            lost.
+        until: The lease is valid at least until this time, by the monotonic clock. 0 if the lease
+            is lost.
     """
 
     number: int
     until: float
 
     def is_lost(self) -> bool:
-        """Return whether the lease is gone, or has ended as far as this process can see."""
+        """Return whether the lease is gone, or has ended by this process's clock."""
 
     def safe_until(self) -> float:
-        """Return the monotonic time until which the lease is surely valid."""
+        """Return the time until which the lease is surely valid, by the monotonic clock."""
 
 
 class SharedLeases(Protocol):
-    """The shared leases of a consumer, one for each slot.
+    """The shared leases of a consumer, one lease for each slot.
 
-    A shared lease replaces separate leases of deliveries.
+    A shared lease is used instead of a lease for each delivery.
     """
 
     @property
     def leases(self) -> Mapping[int, SharedLease]:
-        """The renewed leases by slot. The next batch of a slot is received under its lease."""
+        """The leases that are renewed, by slot. The next batch of a slot uses its lease."""
 
     def number(self, slot: int) -> int:
-        """Return the number of the slot's lease for the next batch, or 0 to open a new lease."""
+        """Return the number of the lease for the next batch of a slot, or 0 to open a new lease."""
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> SharedLease:
-        """Record the lease of a received batch, and return it.
+        """Record the lease of a received batch, and return the lease.
 
         Args:
             slot: Index of the slot.
@@ -232,10 +233,10 @@ class SharedLeases(Protocol):
         """
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add deliveries, so that their leases are renewed from now on."""
+        """Add deliveries. Their leases are renewed from now on."""
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove settled or lost deliveries."""
 
     def retire(self, slot: int) -> None:
-        """Stop renewing the lease of a slot because one of its deliveries cannot be settled."""
+        """Stop renewing the lease of a slot, because one of its deliveries cannot be settled."""

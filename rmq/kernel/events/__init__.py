@@ -1,1 +1,1 @@
-"""Events that suspended messages wait for: signal them, and deliver them to the messages."""
+"""Signal events, and deliver them to the messages that wait for them."""

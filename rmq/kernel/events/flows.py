@@ -1,10 +1,11 @@
 """Signal events, register the messages that wait for them, and deliver events to messages.
 
-An event and the messages that wait for it may be on different servers of a Cluster. So each step is
-a separate call, which may be repeated. The process that suspends a message registers the message
-with its event. The process that signals an event delivers the event. If such a process dies,
-another process finds the unfinished work in Redis, and completes it with `register` or
-`deliver_pending`.
+An event may be on another server of a Cluster than the messages that wait for it. So each step is a
+separate call, and may be repeated.
+
+The process that suspends a message registers the message with its event. The process that signals
+an event delivers the event. If such a process dies, another process finds the unfinished work in
+Redis, and completes it with `register` or `deliver_pending`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def signal(prefix: str, key: bytes, data: bytes, keep_ms: int) -> Flow[SignalRes
     """Signal an event, and deliver it to the messages that wait for it.
 
     Args:
-        prefix: First part of every key of Redis.
+        prefix: First part of every Redis key.
         key: Key of the event.
         data: Number of a codec in one byte, and the encoded body.
         keep_ms: Time for which the event is kept for messages that begin to wait later, ms.
@@ -85,7 +86,10 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
 
 
 def deliver_pending(prefix: str) -> Flow[int]:
-    """Deliver events of processes that died. Return the number of messages that got an event."""
+    """Deliver the events of processes that died.
+
+    Return the number of messages that got an event.
+    """
     names = [events_stem(prefix, index) + b"undelivered" for index in range(EVENT_SLOTS)]
     pages = yield Pipeline([_due(name) for name in names])
     count = 0
@@ -99,7 +103,7 @@ def deliver_pending(prefix: str) -> Flow[int]:
 
 
 def _due(name: bytes) -> Command[list[bytes]]:
-    """Read the keys of events whose delivery another process may continue."""
+    """Read the keys of events that another process may now deliver."""
     args = ["-inf", clock.now_ms(), "LIMIT", 0, EVENTS_AT_ONCE]
     return Command(plain("ZRANGEBYSCORE"), (name,), args, list)
 
@@ -109,9 +113,9 @@ def _name_of(slot: SlotKeys, member: bytes) -> bytes:
 
 
 def _deliver_all(prefix: str, keys: EventKeys, event: Signalled) -> Flow[int]:
-    """Deliver an event to all its waiters. Return how many messages got it.
+    """Deliver an event to all messages that wait for it. Return how many messages got it.
 
-    Errors are logged, because the event is stored, and is delivered later.
+    Errors are only logged, because the event is stored and can be delivered later.
     """
     count = 0
     try:
@@ -127,10 +131,11 @@ def _deliver_all(prefix: str, keys: EventKeys, event: Signalled) -> Flow[int]:
 
 
 def _deliver(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes], int]]:
-    """Deliver an event to messages.
+    """Deliver an event to messages. Messages whose server cannot be reached still wait.
 
-    Return the names of the messages that no longer wait for the event, and how many messages got it
-    now. Messages whose server cannot be reached still wait.
+    Returns:
+        Names of the messages that no longer wait for the event. Then the number of messages that
+            got it now.
     """
     by_slot: dict[tuple[str, int], list[bytes]] = {}
     for name in event.waiters:

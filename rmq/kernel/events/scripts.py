@@ -1,6 +1,6 @@
 """Build the commands for events, and for the messages that wait for them.
 
-`lua/lib/events/event.lua` and `lua/lib/events/waits.lua` describe what Redis stores.
+`lua/lib/events/event.lua` and `lua/lib/events/waits.lua` describe the data in Redis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Check(NamedTuple):
 
     Attributes:
         member: Name of the message in its slot.
-        wait: Value in which the slot stores the wait. A later wait of the message has another
+        wait: Value that the slot stores for this wait. A later wait of the message has another
             value.
     """
 
@@ -63,7 +63,7 @@ class Delivered(NamedTuple):
 
     Attributes:
         got: Number of messages that got the event.
-        seen: Number of members that the call has examined, from the first.
+        seen: Number of messages that the script has examined, from the first.
     """
 
     got: int
@@ -71,9 +71,9 @@ class Delivered(NamedTuple):
 
 
 def event_signal(keys: EventKeys, data: bytes, keep_ms: int, limit: int) -> Command[Signalled]:
-    """Store an event, unless its key has an event.
+    """Store an event, unless its key already has an event.
 
-    Return it with the first messages that wait for it.
+    Return the event with the first messages that wait for it.
     """
     return script_call(
         "event_signal",
@@ -98,7 +98,7 @@ def _signalled(reply: list[Any]) -> Signalled:
 
 
 def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Command[Signalled]:
-    """Record that messages wait for an event, each with the end of its time limit in epoch ms.
+    """Record that messages wait for an event. Each message has a time limit in epoch ms.
 
     If the event was signalled before, return the event, and record nothing.
     """
@@ -133,8 +133,8 @@ def event_read(
 ) -> Command[list[bytes | None]]:
     """Read the steps and events of deliveries.
 
-    The item is None for a delivery whose lease has ended. The reply is limited to about 4 MiB, so
-    it may have fewer items than `ids`, but at least one. Call the function again for the remaining
+    The result has None for a delivery whose lease has ended. The reply is limited to about 4 MiB,
+    so it may have fewer items than `ids`, but at least one. Call the function again for the other
     deliveries.
     """
     return script_call(

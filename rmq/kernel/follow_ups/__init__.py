@@ -1,1 +1,4 @@
-"""Send follow-ups: messages that are stored in the same step as the ack of another message."""
+"""Send follow-ups.
+
+A follow-up is a message that the ack of another message stores in the same step.
+"""

@@ -59,8 +59,8 @@ def messages(
         run: Pending entries of copies.
 
     Returns:
-        An item for each copy, as `pending_send` accepts it. The item is None for a copy that the
-        topic cannot accept.
+        The copies, as `pending_send` accepts them. None stands for a copy that the topic cannot
+            accept.
     """
     records: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Check and encode a follow-up: a message that is stored by the ack of another message."""
+"""Check and encode a follow-up, which is a message that the ack of another message stores."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class EncodedFollowUp(NamedTuple):
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
-    """Return the context of a follow-up's target topic, which has its settings.
+    """Return the context of a follow-up's target topic. Its settings are read.
 
-    Also return whether this program declared the topic.
+    Also return whether this program has declared the topic.
     """
     found = context.targets.get(topic)
     if found is None and topic == context.name:
@@ -62,9 +62,8 @@ def encode(
 ) -> Flow[EncodedFollowUp]:
     """Check and encode a follow-up, and give it an id.
 
-    A follow-up is a message that the ack of a delivery stores.
-
-    Interceptors are called as for a send.
+    A follow-up is a message that the ack of a delivery stores. Interceptors are called as for a
+    send.
 
     Args:
         context: Topic of the delivery.
@@ -116,8 +115,7 @@ def encode_plain(
 ) -> EncodedFollowUp | None:
     """Encode a simple follow-up without a call of Redis.
 
-    A simple follow-up has no options except a priority, and its topic's settings are already known.
-
+    A simple follow-up has no options except a priority, and the settings of its topic are known.
     Return None for any other follow-up, or if there are interceptors.
     """
     name = getattr(topic, "name", topic)
@@ -139,7 +137,6 @@ def encode_plain(
 
 @lru_cache(1024)
 def _start_of(head: bytes, depth: int) -> bytes:
-    """Return the head and the headers of a follow-up without options."""
     headers = record.length_prefixed(msgpack.packb({DEPTH_MARK: str(depth)}))
     return bytes((head[0] | record.HEADERS,)) + head[1:] + headers
 
@@ -161,16 +158,16 @@ def _depth_of(delivery: InnerDelivery) -> int:
 
 
 def depth_in(headers: Mapping[str, str]) -> int:
-    """Return the position of a message in its chain of follow-ups, or 0 if it is not a follow-up.
+    """Return the position of a message in its chain of follow-ups, or 0 for any other message.
 
-    The position is in the headers of the message.
+    The headers of the message have this position.
     """
     text = headers.get(DEPTH_MARK, "")
     return int(text) if text.isdigit() else 0
 
 
 def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flow[EncodedFollowUp]:
-    """Encode a follow-up. If its body is large, write the body to the topic's store."""
+    """Encode a follow-up. If the body is large, write it to the topic's object store."""
     found: offloading.Object | None = None
     if isinstance(target.codec, Offloaded):
         out, found = offloading.set_apart(target, target.codec, out)
@@ -187,12 +184,12 @@ def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flo
 class FollowUpList(list[Any]):
     """The follow-ups of a delivery: target slot, message, target slot, message, and so on.
 
-    There is no object for each follow-up, because many small objects make the garbage collector
-    slow.
+    The list has no object for each follow-up, because many small objects make Python's garbage
+    collector slow.
 
     Attributes:
-        size: Number of bytes that the follow-ups take in a call.
-        references: Bodies of the follow-ups that are in a store.
+        size: Number of bytes that the follow-ups use in a call.
+        references: Bodies of the follow-ups that are in an object store.
     """
 
     __slots__ = ("references", "size")
@@ -201,10 +198,10 @@ class FollowUpList(list[Any]):
     references: tuple[Reference, ...]
 
     def plus(self, follow_up: EncodedFollowUp) -> FollowUpList:
-        """Return a list with one more follow-up. This list is not changed.
+        """Return a new list with one more follow-up.
 
         Raises:
-            InvalidValue: The list would have more follow-ups, or more bytes, than one ack can
+            InvalidValue: The new list would have more follow-ups, or more bytes, than one ack can
                 store.
         """
         _, target, message, reference = follow_up

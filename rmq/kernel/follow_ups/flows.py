@@ -1,9 +1,10 @@
-"""Send follow-ups that acks have stored: put them into their topics, then remove their entries.
+"""Send the follow-ups that acks have stored.
 
-A follow-up is a message that is stored in the same step as the ack of another message. If the
-follow-up belongs to another slot, the ack stores it as a pending entry in the slot of the acked
-message. The process that sent the ack immediately sends the pending entries to their own slots. If
-this process dies, any consumer of the topic sends them (`sweep`).
+A follow-up is a message that the ack of another message stores in the same step. If the follow-up
+belongs to another slot, the ack stores it as a pending entry in the slot of the acked message.
+
+The process that sent the ack then sends the follow-up to its own slot, and removes the entry. If
+this process dies, any consumer of the topic sends the follow-up (`sweep`).
 docs/decisions/0071-ack-and-send-in-one-step.md explains why each follow-up is stored exactly once.
 """
 
@@ -107,8 +108,8 @@ class _Attempt(NamedTuple):
     Attributes:
         stored: Number of follow-ups that were stored, counted from the first.
         waits: Whether the next follow-up must wait, because the topic cannot accept it now.
-        refused: Reason why the topic refuses the first follow-up permanently, or "" if the topic
-            does not refuse it.
+        refused: Reason why the topic will never accept the first follow-up, or "" without such a
+            reason.
     """
 
     stored: int
@@ -117,14 +118,14 @@ class _Attempt(NamedTuple):
 
 
 class FollowUps:
-    """The follow-ups of a consumer's deliveries, which are messages that the acks store.
+    """The follow-ups of a consumer's deliveries.
 
     Args:
         context: Topic of the deliveries.
 
     Attributes:
         stored: Follow-ups that acks have stored as pending. The next call of `send` sends them.
-        has_objects: Whether the body of a follow-up was written to a store.
+        has_objects: Whether the body of a follow-up was written to an object store.
     """
 
     def __init__(self, context: TopicContext) -> None:
@@ -133,7 +134,7 @@ class FollowUps:
         self.has_objects = False
 
     def add(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Add a message that the ack of a delivery will store. Return the id of the message.
+        """Add a message that the ack of a delivery stores. Return the id of the message.
 
         Raises:
             ConfigurationError: The delivery has a claim.
@@ -154,10 +155,12 @@ class FollowUps:
             raise
 
     def add_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Add a message without options that the ack of a delivery will store.
+        """Add a message without options that the ack of a delivery stores.
 
-        The method makes no call of Redis. If a call of Redis is necessary, it returns None; then
-        use `add`.
+        Return the id of the message.
+
+        The method makes no call of Redis. If a call of Redis is necessary, the method returns None.
+        Then call `add`.
         """
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
             return None
@@ -165,7 +168,7 @@ class FollowUps:
         return None if follow_up is None else _add(delivery, follow_up)
 
     def encode_all(self, delivery: InnerDelivery, then: Iterable[FollowUp]) -> Flow[FollowUpList]:
-        """Check and encode the follow-ups of a verb other than ack.
+        """Check and encode the follow-ups of a rejection.
 
         Raises:
             Reject: The chain of follow-ups is too long.
@@ -185,8 +188,8 @@ class FollowUps:
     def send(self, dead: Iterable[InnerDelivery] = ()) -> Flow[None]:
         """Send the follow-ups that acks and rejections have stored.
 
-        `dead` has the deliveries that may be dead letters now. Copies of these dead letters are
-        also sent.
+        The deliveries in `dead` may be dead letters now. Copies of these dead letters are also
+        sent.
         """
         while self.stored:
             try:
@@ -203,7 +206,7 @@ def _add(delivery: InnerDelivery, follow_up: EncodedFollowUp) -> MessageId:
 
 
 def send_copies(context: TopicContext, slots: Iterable[int]) -> Flow[None]:
-    """Send the pending copies of dead letters of some slots to the topic named by `dead_to`."""
+    """Send the pending copies of dead letters to the topic that `dead_to` names."""
     dead_to = context.settings.dead_to
     if dead_to is None:
         return
@@ -241,7 +244,7 @@ def try_send(
 ) -> Flow[None]:
     """Send pending follow-ups for a target slot.
 
-    Errors are logged, except an outage of the whole Redis, which is raised.
+    Errors are logged. But if no server of Redis can be reached, the error is raised.
     """
     try:
         yield from send_target(context, keys, target, claim, entries)
@@ -254,7 +257,7 @@ def try_send(
 
 
 def is_outage(error: RMQError) -> bool:
-    """Return whether no server of Redis can be reached, so that the next call would also fail."""
+    """Return whether no server of Redis can be reached. The next call would then also fail."""
     return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_away(error)
 
 
@@ -265,15 +268,15 @@ def send_target(
     claim: bytes = b"",
     entries: Sequence[Entry] = (),
 ) -> Flow[None]:
-    """Send all pending follow-ups for a target slot. The given entries are sent first.
+    """Send all pending follow-ups for a target slot. The follow-ups in `entries` are sent first.
 
     Args:
         context: Topic of the acked messages.
         keys: Slot with the pending entries.
         target: Name of the target slot.
-        claim: Text that proves this process's right to send to the target, or empty without the
+        claim: Text that gives this process the right to send to the target, or empty without the
             right.
-        entries: The first entries of the target, or empty if they must be read.
+        entries: The first entries for the target, or empty if they must be read.
     """
     claimed_at = time.monotonic()
     if not entries:
@@ -345,10 +348,9 @@ def _attempt(
 def _store_copies(
     context: TopicContext, target: TopicContext, index: int, keys: SlotKeys, run: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store copies of dead letters in the target topic.
+    """Store copies of dead letters in the target topic, as many as fit in one call.
 
-    At most as many copies are stored as fit in one call. Copies that the topic refuses permanently
-    are skipped.
+    Copies that the topic will never accept are skipped.
     """
     made = yield from copies.messages(context, keys, target, index, run)
     places = [place for place, entry in enumerate(made) if entry is not None]
@@ -364,7 +366,7 @@ def _store_copies(
 def _store_fitting(
     target: TopicContext, index: int, source: SlotKeys, entries: Sequence[Entry]
 ) -> Flow[_Attempt]:
-    """Store pending follow-ups, up to the first follow-up with a body too large for the topic."""
+    """Store pending follow-ups. Stop at a follow-up whose body is too large for the topic."""
     most, fitting = target.settings.max_body, entries
     if max(map(len, entries)) > most + ENTRY_BYTES:
         for place, entry in enumerate(entries):
@@ -410,7 +412,7 @@ def _numbered(
 ) -> Flow[tuple[list[int], Sequence[Entry]]]:
     """Give audit numbers to pending follow-ups, if the client has `rmq.Audit`.
 
-    Each call that sends follow-ups uses new numbers, so a number belongs to one call and one slot.
+    Each call uses new numbers, so a number belongs to one call and one slot.
     """
     producer = target.hooks.producer_sequence
     if producer is None:
@@ -432,14 +434,14 @@ def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: Sen
 
 
 def _wait_ms(entry: Entry) -> int:
-    """Return the wait before the next attempt: the follow-up's age, within limits, in ms."""
+    """Return the wait before the next attempt, in ms. It is the follow-up's age, within limits."""
     return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 
 
 def _dead_letter(
     context: TopicContext, keys: SlotKeys, target: str, entry: Entry, reason: str
 ) -> Refused:
-    """Return the dead letter that is stored if a topic refuses a follow-up permanently."""
+    """Return the dead letter that is stored if a topic will never accept a follow-up."""
     name, _ = topic_and_index(target)
     fields = record_of(entry)
     head, envelope = record.envelope(

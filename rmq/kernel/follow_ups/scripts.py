@@ -1,7 +1,7 @@
 """Build the commands for the three steps of a follow-up.
 
-An ack stores the follow-up as a pending entry, a second command sends it to its topic, and a third
-command removes the entry.
+First, an ack stores the follow-up as a pending entry. Then a second command sends the follow-up to
+its topic. Then a third command removes the entry.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ENTRY_BYTES = _RECORD_AT + _HEAD  # bytes of an entry before the rest of the rec
 
 
 def entry_of(number: int, message: bytes) -> Entry:
-    """Encode a pending follow-up as an entry of its slot, from its number and its message."""
+    """Encode a pending follow-up as an entry of its slot."""
     return b"%016d:%b" % (number, message)
 
 
 def number_of(entry: Entry) -> int:
-    """Return the number of a pending follow-up's entry."""
+    """Return the number of the entry of a pending follow-up."""
     return int(entry[:DIGITS])
 
 
@@ -96,7 +96,7 @@ class SendReply(NamedTuple):
     def is_new(self, position: int) -> bool:
         """Return whether this call has stored the follow-up at a position.
 
-        The result is False if an earlier call stored it, or if it was not stored.
+        The result is False if an earlier call has stored the follow-up, or if it was not stored.
         """
         at = position - self.earlier
         return 0 <= at < self.stored - self.earlier and self.letters[at : at + 1] != "d"
@@ -110,7 +110,7 @@ class SettleReply(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A pending follow-up that its topic refuses permanently, and the dead letter in its place."""
+    """A pending follow-up that its topic will never accept. A dead letter replaces it."""
 
     number: int
     member: bytes
@@ -126,7 +126,7 @@ def slot_name(topic: str, index: int) -> str:
 
 
 def topic_and_index(name: str) -> tuple[str, int]:
-    """Return the topic and the index of a slot from the result of `slot_name`."""
+    """Return the topic and the index of a slot from its name, which `slot_name` has made."""
     topic, _, index = name.rpartition(":")
     return topic, int(index)
 
@@ -134,8 +134,8 @@ def topic_and_index(name: str) -> tuple[str, int]:
 def read_reply(reply: bytes) -> AckThenReply:
     """Read the reply to the script `ack_then` or `reject`.
 
-    The reply has a one-letter code for each delivery. If the call stored pending entries, the reply
-    also names their targets.
+    The reply has one letter for each delivery. If the call stored pending entries, the reply also
+    names their target slots.
     """
     letters, *parts = reply.split(b" ")
     number, claim, *targets = parts or (b"0", b"0")
@@ -164,9 +164,10 @@ def ack_then(
         runs: Receipts of the deliveries (`encode_receipts`).
         follow_ups: Follow-ups of the deliveries.
         read: Function that converts the reply to the value of the command.
-        results: Result of each delivery (`rmq/kernel/results/entry.py`), or empty bytes if it
-            succeeded without a value. If the list has one result, it applies to all deliveries.
-        keep_s: Time for which all results are kept, in seconds. If the results have different
+        results: Encoded result of each delivery (see `rmq/kernel/results/entry.py`). Empty bytes if
+            the delivery succeeded without a value. A single result in the list is used for all
+            deliveries.
+        keep_s: Time for which Redis keeps all results, in seconds. If the results have different
             times, the value is 0 and the script reads the times in the records.
     """
     place = [slot_name(keys.topic, keys.index)] if follow_ups else []
@@ -182,7 +183,7 @@ def pending_send(
 ) -> Command[SendReply]:
     """Store pending follow-ups in their target slot.
 
-    A follow-up that is stored already is not stored again.
+    A follow-up that is already stored is not stored again.
     """
     return script_call(
         "pending_send", keys,
@@ -207,14 +208,14 @@ def pending_settle(
     Args:
         keys: Slot with the entries of the pending follow-ups.
         target: Name of the target slot.
-        upto: Number of the last entry that is now stored in the target slot, or 0 if no entry is
+        upto: Number of the last entry that is now stored in the target slot. 0 if no entry is
             stored.
-        claim: Text from an earlier reply that gives this process the right to send, or empty in the
+        claim: Text from an earlier reply that gives this process the right to send. Empty in the
             first call.
         limit: Maximum number of entries to return. With 0, this process gives up the right to send.
-        wait_ms: Time in ms for which no process sends to this target, or None. If it is given, no
+        wait_ms: Time in ms for which no process sends to this target, or None. With a time, no
             entries are returned.
-        refused: The first entry and its dead letter, if the target refuses the entry permanently.
+        refused: The first entry and its dead letter, if the target will never accept the entry.
     """
     return script_call("pending_settle", keys, [
         clock.now_us, target, upto, claim, limit, "" if wait_ms is None else wait_ms,

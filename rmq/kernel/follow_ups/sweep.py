@@ -1,8 +1,9 @@
-"""Finish the work of dead processes: send follow-ups, report ends, register suspended messages.
+"""Finish the work of processes that died.
 
 The process that acks a message immediately sends its follow-ups. If this process dies, the
 follow-ups stay pending. Consumers of the topic and `rmq server` regularly search the slots for
-pending follow-ups, which is called a sweep.
+pending follow-ups. Such a search is called a sweep. It also reports ended members to their batches,
+and registers suspended messages with their events.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ REST_S = 300.0  # time between two sweeps of a topic without them
 
 
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
-    """Send pending follow-ups of some slots that no other process sends.
+    """Send pending follow-ups of some slots if no other process sends them.
 
-    Return the first slot of the next sweep. A call checks SLOTS_AT_ONCE slots, beginning with the
-    slot `first`. In a cluster, a slot is skipped if its master node cannot be reached.
+    A call checks SLOTS_AT_ONCE slots, beginning with the slot `first`. In a cluster, a slot is
+    skipped if its master node cannot be reached.
+
+    Returns:
+        The first slot of the next sweep.
 
     Raises:
         Unavailable, OutcomeUnknown: No server of Redis can be reached.
@@ -66,11 +70,11 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
 
 
 def try_sweep(context: TopicContext, first: int) -> Flow[int]:
-    """Send pending follow-ups as `sweep` does, but log errors of Redis instead of raising them.
+    """Send pending follow-ups. See `sweep`. Errors of Redis are only logged.
 
     Raises:
-        Unavailable, OutcomeUnknown: No server of Redis can be reached, so receiving messages would
-        also fail.
+        Unavailable, OutcomeUnknown: No server of Redis can be reached, so a receive would also
+            fail.
     """
     try:
         return (yield from sweep(context, first))
@@ -86,8 +90,7 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
     """Report the ends of deliveries that are members of batches, and send callbacks.
 
-    Errors are logged, because the deliveries are settled. A later sweep reports the ends that are
-    still missing.
+    Errors are only logged, because the deliveries are settled. A later sweep reports missing ends.
     """
     for index in sorted({d.origin.keys.index for d in deliveries if record.is_member(d.record)}):
         context.had_pending = True  # other members end while no process settles them
@@ -96,7 +99,7 @@ def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> F
 
 
 def try_report(context: TopicContext, keys: SlotKeys) -> Flow[None]:
-    """Report the ends of members in a slot, and send callbacks. Errors are logged."""
+    """Report the ends of members in a slot, and send callbacks. Errors are only logged."""
     try:
         for topic, slot in (yield from ends.report(context, keys)):
             yield from send_slot(target_of(context, topic)[0], slot)
@@ -107,7 +110,7 @@ def try_report(context: TopicContext, keys: SlotKeys) -> Flow[None]:
 def register_waits(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
     """Register suspended messages with their events.
 
-    Errors are logged, because a later sweep tries again.
+    Errors are only logged, because a later sweep tries again.
     """
     context.had_pending = True
     for index in sorted({delivery.origin.keys.index for delivery in deliveries}):
@@ -116,7 +119,7 @@ def register_waits(context: TopicContext, deliveries: Iterable[InnerDelivery]) -
 
 
 def try_register(context: TopicContext, keys: SlotKeys) -> Flow[None]:
-    """Register the suspended messages of a slot with their events. Errors are logged."""
+    """Register the suspended messages of a slot with their events. Errors are only logged."""
     try:
         yield from events.register(context.prefix, keys)
     except RMQError as error:
@@ -124,9 +127,9 @@ def try_register(context: TopicContext, keys: SlotKeys) -> Flow[None]:
 
 
 def send_slot(context: TopicContext, slot: int) -> Flow[None]:
-    """Send the pending follow-ups of one slot, such as the callback of a batch that has ended.
+    """Send the pending follow-ups of one slot, for example the callback of a batch that has ended.
 
-    Errors of single targets are logged.
+    If the follow-ups for one target cannot be sent, the error is only logged.
     """
     yield from opening.ensure_open(context, create=False)
     if (yield from opening.has_slot(context, slot)):
@@ -137,7 +140,7 @@ def send_slot(context: TopicContext, slot: int) -> Flow[None]:
 
 
 def try_send_slot(context: TopicContext, slot: int) -> Flow[None]:
-    """Send the pending follow-ups of one slot, as `send_slot` does. Errors are logged."""
+    """Send the pending follow-ups of one slot. See `send_slot`. Errors are only logged."""
     try:
         yield from send_slot(context, slot)
     except RMQError as error:

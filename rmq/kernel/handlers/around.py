@@ -1,7 +1,8 @@
-"""Call a handler with the code that runs around it: interceptors, middleware, dependencies.
+"""Call a handler inside the code that wraps it: interceptors, middleware and dependencies.
 
-The outermost of these wrappers are the `around_` hooks of interceptors. Inside the hooks are the
-handler's middleware, and then its dependencies. A handler without wrappers is called directly.
+The `around_` hooks of interceptors are outermost. Inside these hooks is the handler's middleware,
+and inside the middleware are the handler's dependencies. A handler without wrappers is called
+directly.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WrappedRun:
     Attributes:
         has_begun: Whether the middleware has called the handler.
         misfit: Error if the body does not fit the handler, or None.
-        was_done: Whether the middleware found that the work had been done before.
+        was_done: Whether the middleware found that the work was already done.
     """
 
     __slots__ = ("_unfinished", "has_begun", "misfit", "was_done")
@@ -38,12 +39,12 @@ class WrappedRun:
         self._unfinished = 0
 
     def begin(self, call: Callable[..., Any], **filled: Any) -> Any:
-        """Call the handler's function, inside all middleware, and record that it was called."""
+        """Call the handler's function inside all middleware. Record that it was called."""
         self.has_begun = True
         return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
-        """Wrap an async function, to record whether its result was awaited."""
+        """Wrap an async function, so that RMQ knows whether its result was awaited."""
 
         async def finish(subject: Any) -> None:
             try:
@@ -58,7 +59,7 @@ class WrappedRun:
         return call_next
 
     def check_awaited(self) -> None:
-        """Raise an error if an interceptor's hook called the handler without awaiting it."""
+        """Raise an error if the hook of an interceptor called the handler without awaiting it."""
         if self._unfinished:
             raise InvalidType(
                 "interceptors: a hook called call_next and did not await it, so the handler has "
@@ -178,11 +179,11 @@ def wrapped_call(
     process_values: Values,
     function: Callable[..., Any],
 ) -> WrappedCall | None:
-    """Return an object that calls a handler inside its wrappers, or None if it has no wrappers.
+    """Return an object that calls a handler inside its wrappers, or None without wrappers.
 
     Raises:
-        InvalidType: An interceptor has `around_` hooks for async handlers only, and this handler is
-            not async, or the reverse.
+        InvalidType: An interceptor has `around_` hooks only for async handlers, and this handler is
+            not async. Or the hooks are only for other handlers, and this handler is async.
     """
     around = hooks.around(handler)
     if not around and not middleware and not handler.dependencies:

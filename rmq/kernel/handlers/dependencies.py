@@ -1,7 +1,7 @@
 """Find the dependencies of a handler: values that functions create for its parameters.
 
-A parameter is marked with `Depends(get_session)`, which names the function. When a handler is
-registered, its dependencies become a tree of `Node` objects. Before a run of the handler,
+`Depends(get_session)` marks a parameter and names the function. When a handler is registered, its
+dependencies become a tree of `Node` objects. Before a run of the handler,
 `rmq.kernel.handlers.scopes` creates the values.
 """
 
@@ -21,7 +21,7 @@ from rmq.kernel.delivery.delivery_blocking import Delivery
 
 
 def is_async_function(function: Any) -> bool:
-    """Return whether a call of this function, partial or object returns an awaitable."""
+    """Return whether a call of this function or object returns an awaitable."""
     inner = _without_partial(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
         getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
@@ -29,7 +29,7 @@ def is_async_function(function: Any) -> bool:
 
 
 def innermost(function: Any) -> Any:
-    """Return the function that runs when a partial or a callable object is called."""
+    """Return the function that Python runs when a partial or a callable object is called."""
     inner = _without_partial(function)
     if inspect.isfunction(inner) or inspect.ismethod(inner):
         return inner
@@ -67,7 +67,10 @@ overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Dependency:
-    """The mark of a parameter: the function that creates its value, and the value's lifetime."""
+    """The mark of a parameter.
+
+    It names the function that creates the value, and the value's lifetime.
+    """
 
     def __init__(self, function: Callable[..., Any], scope: Scope) -> None:
         self.function = function
@@ -87,8 +90,8 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
         function: Function that returns the value, or yields it once. The code after the yield runs
             after the handler, even if the handler failed.
         scope: With "run", each run of a handler gets a new value. With "process", all runs share
-            one value, which is created before the worker receives messages, and kept until the
-            worker has stopped.
+            one value. The worker creates this value before it receives messages, and keeps it until
+            it has stopped.
 
     Raises:
         InvalidType, InvalidValue: `function` is not a function, or `scope` is unknown.
@@ -108,8 +111,8 @@ class Node:
         make: Function that creates the value. It returns the value, an awaitable or a context
             manager.
         is_async: Whether the function needs an event loop.
-        is_manager: Whether `make` returns a context manager. The value is then the result of
-            `__enter__` or `__aenter__`.
+        is_manager: Whether `make` returns a context manager. Its `__enter__` or `__aenter__` then
+            returns the value.
         parameters: Nodes that create the values of the function's parameters, by parameter name.
         deliveries: Names of the parameters that receive the delivery.
     """
@@ -140,7 +143,7 @@ class Node:
 
     @property
     def scope(self) -> Scope:
-        """The lifetime of the value."""
+        """How long the value lives."""
         return self.key[1]
 
 
@@ -170,7 +173,9 @@ class Reader:
         return InvalidType(f"{self._owner}: dependency {_name(function)}: {why}")
 
     def node(self, dependency: Dependency) -> Node:
-        """Return the `Node` of a dependency, which includes the nodes of its own dependencies.
+        """Return the `Node` of a dependency.
+
+        It includes the nodes of the dependency's own dependencies.
 
         Raises:
             InvalidType: The function cannot be called, or depends on itself.
@@ -270,7 +275,10 @@ class Dependencies:
         return bool(self._marked)
 
     def nodes(self) -> dict[str, Node]:
-        """Return the `Node` of each parameter, including replacements that a test has set."""
+        """Return the `Node` of each parameter.
+
+        If a test has replaced a node, return the replacement.
+        """
         return self._read(overrides) if overrides else self._nodes
 
     def _read(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> dict[str, Node]:
@@ -303,7 +311,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all their dependencies, in the order in which their values are created."""
+    """Return nodes and all their dependencies, in the order in which RMQ creates their values."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -318,7 +326,7 @@ def flattened(nodes: Iterable[Node]) -> list[Node]:
 
 
 def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
-    """Return the mark that `Depends` put into a parameter's default or annotation, or None."""
+    """Return the mark that `Depends` puts into a parameter's default or annotation, or None."""
     if isinstance(parameter.default, Dependency):
         return parameter.default
     for mark in getattr(hint, "__metadata__", ()):
@@ -330,7 +338,7 @@ def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
 def mentions_depends(parameter: inspect.Parameter) -> bool:
     """Return whether the text of an annotation contains `Depends`.
 
-    This check is for annotations that cannot be evaluated.
+    RMQ uses this check for annotations that Python cannot evaluate.
     """
     return isinstance(parameter.annotation, str) and "Depends" in parameter.annotation
 
@@ -338,7 +346,10 @@ def mentions_depends(parameter: inspect.Parameter) -> bool:
 def read_hint(
     parameter: inspect.Parameter, global_names: dict[str, Any], local_names: Mapping[str, Any]
 ) -> Any:
-    """Return a parameter's annotation as a type, including `Annotated`, or None if it has none."""
+    """Return a parameter's annotation as a type, with its `Annotated`.
+
+    Return None without annotation.
+    """
     if parameter.annotation is _EMPTY:
         return None
     alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
@@ -347,7 +358,7 @@ def read_hint(
 
 
 def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the generator function that @contextmanager decorates, or the function itself."""
+    """Return the generator function below `@contextmanager`, or the function itself."""
     if getattr(function, "__code__", None) in _MANAGER_CODES:
         wrapped: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
         return wrapped
@@ -362,13 +373,14 @@ def lifespan_node(function: Callable[..., Any]) -> Node:
     """Return the `Node` of a worker's lifespan function.
 
     Raises:
-        InvalidType: The value of a parameter is unknown, or does not live as long as the worker.
+        InvalidType: RMQ does not know the value of a parameter, or the value does not live as long
+            as the worker.
     """
     return Reader("lifespan", {}, overrides).node(Dependency(function, "process"))
 
 
 def check_lifespan(function: F) -> F:
-    """Return a lifespan function of a worker if it is valid.
+    """Check a lifespan function of a worker, and return the function.
 
     Raise an error if the function does not yield, or cannot be called.
     """

@@ -1,6 +1,6 @@
 """Register functions as handlers of a topic, and choose the handler of a message.
 
-A registration checks the signature, the annotations and the options of a function. The worker
+When you register a function, RMQ checks its signature, its annotations and its options. The worker
 (`rmq.worker`) runs the function.
 """
 
@@ -118,7 +118,7 @@ class Handler:
     def _read_middleware(self) -> None:
         """Check the middleware around the function.
 
-        If middleware claims a business key, the claim is made before all other middleware runs.
+        If middleware claims a business key, it makes the claim before all other middleware runs.
         """
         attached = interceptor.middleware_of(self.function)
         claiming = [each for each in attached if isinstance(each, Idempotent)]
@@ -136,7 +136,7 @@ class Handler:
         interceptor.mark_registered(self.function)
 
     def follow(self, settings: Settings) -> None:
-        """Adapt the handler to the settings of its topic, once they have been read from Redis.
+        """Adapt the handler to the settings of its topic, which were read from Redis.
 
         Raises:
             InvalidValue: The settings do not allow `ordered`, or the lease does not fit the
@@ -147,7 +147,7 @@ class Handler:
             each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
 
     def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Check that the middleware's stores have everything that they need, for example a table.
+        """Check that the stores of the middleware are complete, for example that a table exists.
 
         The argument `loop` is the event loop of async handlers, which runs in another thread.
         """
@@ -159,9 +159,9 @@ class Handler:
                 each.check_store()
 
     def convert_body(self, delivery: InnerDelivery) -> Any:
-        """Return a delivery's body, converted to the annotated type.
+        """Return the body of a delivery, converted to the annotated type.
 
-        The body is converted only once.
+        The body is converted once.
 
         Raises:
             DecodeError: The body does not have the annotated type.
@@ -171,10 +171,10 @@ class Handler:
         return delivery.body
 
     def arguments(self, delivery: InnerDelivery, shown: DeliveryData) -> tuple[Any, ...]:
-        """Return the arguments with which to call the handler's function.
+        """Return the arguments for a call of the handler's function.
 
-        The argument `shown` is the delivery object for the function, if it has a parameter for the
-        delivery.
+        If the function has a parameter for the delivery, it gets the object in the argument
+        `shown`.
 
         Raises:
             DecodeError: The body does not have the annotated type.
@@ -191,7 +191,7 @@ class Handler:
     def rule_for(
         self, error: BaseException, delivery: DeliveryData
     ) -> BaseException | Policy | None:
-        """Return the rule for settling a delivery after an error.
+        """Return the rule that says how to settle a delivery after an error.
 
         The rule is an instance of Snooze, Reject or Retry, or a retry policy. None means the
         topic's retry policy.
@@ -211,7 +211,7 @@ class Handler:
         return None if wait is None else Retry(wait)
 
     def runtime_of(self, delivery: InnerDelivery) -> float | None:
-        """Return the max_runtime for a delivery in seconds, or None if the run is not limited."""
+        """Return the `max_runtime` for a delivery in seconds, or None without a limit."""
         own = delivery.marks.get(RUNTIME_MARK) if delivery.record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 
@@ -273,8 +273,8 @@ def _types(asked: object) -> tuple[str, ...]:
 def caller_locals(depth: int) -> Mapping[str, Any]:
     """Return the local variables of the function that defines a handler.
 
-    The handler's annotations may use these variables, for example a class defined in the same
-    function. The argument `depth` is the distance to this function on the stack: 1 is the direct
+    The handler's annotations may use these variables. An example is a class that the same function
+    defines. The argument `depth` is the distance to this function on the stack: 1 is the direct
     caller.
     """
     frame = sys._getframe(depth)
@@ -284,13 +284,13 @@ def caller_locals(depth: int) -> Mapping[str, Any]:
 class TopicHandlers:
     """The handlers of one topic: one for each message type, and a default handler.
 
-    The object is immutable: adding a handler creates a new object.
+    The object is immutable. To add a handler, RMQ creates a new object.
 
     Attributes:
         context: The topic.
         default: Handler of all messages that have no handler in `by_type`, or None.
         by_type: Handlers by message type.
-        lease_ms: Lease in ms, the same for all handlers of the topic.
+        lease_ms: Lease in ms. All handlers of the topic have the same lease.
         has_claims: Whether at least one handler claims business keys.
     """
 
@@ -335,8 +335,8 @@ class TopicHandlers:
         """Return a copy of these handlers with one more handler.
 
         Raises:
-            InvalidValue: A handler for these messages exists, or the handler differs in an option
-                that all handlers of a topic share.
+            InvalidValue: These messages already have a handler. Or the new handler differs in an
+                option that all handlers of a topic share.
         """
         name = self.context.name
         if not handler.types and self.default is not None:
@@ -388,8 +388,8 @@ class Handlers:
         """Register a handler.
 
         Raises:
-            InvalidValue: The topic already has a handler for these messages, or its handlers differ
-                in an option that they share.
+            InvalidValue: The topic already has a handler for these messages. Or the new handler
+                differs in an option that all handlers of a topic share.
         """
         known = self.by_topic.get(handler.context.name)
         self.by_topic[handler.context.name] = (

@@ -1,12 +1,16 @@
 """Run a handler once for each business key, with a claim in Redis.
 
 A business key identifies work that must be done once. A claim is a key in Redis that says which
-delivery is doing, or has done, this work. While its owner works, a claim is CONSUMING. It lasts as
-long as the owner's lease, and is renewed together with the lease. When the work is done, the claim
-is CONSUMED and is kept for the time in `ttl`. If the claim is CONSUMED, another message with the
-same key is acked and not handled. If the claim is CONSUMING, the other message is released for a
-short time, without the loss of a retry. It is not acked, because the owner may still fail. After a
-failed run, only the owner removes its claim.
+delivery does, or has done, this work. The delivery with the claim is its owner.
+
+While the owner works, the claim is CONSUMING. The claim lasts as long as the owner's lease, and is
+renewed together with the lease. After the work, the claim is CONSUMED, and Redis keeps it for the
+time in `ttl`.
+
+If another message has the same key and the claim is CONSUMED, the message is acked without running
+the handler. If the claim is CONSUMING, the message is released for a short time, and loses no
+retry. It is not acked, because the owner may still fail. After a failed run, only the owner removes
+its claim.
 
 Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a claim also has
 an owner and is renewed.
@@ -46,7 +50,7 @@ DAY_S = 86_400.0
 
 
 class Store(Protocol):
-    """Protocol of a store in which `idempotent` records finished work.
+    """A store in which `idempotent` records finished work.
 
     The stores are `rmq.Claims` and `rmq.ledger.Ledger`.
     """
@@ -63,9 +67,9 @@ class Claims:
 
     Guarantee:
         While Redis keeps the claim of a key, handlers for this key do not run at the same time.
-        After a successful run, no handler runs for the key again. The work may be done again in
-        three cases: the claim was deleted, Redis lost the claim, or the process paused during its
-        work for longer than its lease.
+            After a successful run, no handler runs for the key again. The work may be done again in
+            three cases: the claim was deleted, Redis lost the claim, or the process paused during
+            its work for longer than its lease.
     """
 
     def __init__(self, consumer: str = "default") -> None:
@@ -87,8 +91,10 @@ class Claims:
 
         This method settles all deliveries that it does not return. If the work of a delivery was
         done before, the delivery is acked. If another delivery works on the same key, the delivery
-        is released for a short time. Settle each returned delivery, for example with `with
-        delivery:`. An ack marks the delivery's key as done. Any other verb gives up the claim.
+        is released for a short time.
+
+        You must settle each returned delivery, for example with `with delivery:`. An ack marks the
+        delivery's key as done. If you settle the delivery in another way, the claim is given up.
 
         Args:
             deliveries: Deliveries of one consumer, as `receive` returned them. The result omits
@@ -109,7 +115,7 @@ class Claims:
     async def first_async(
         self, deliveries: Iterable[AsyncDelivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[AsyncDelivery]:
-        """Claim the keys of deliveries of an async consumer, as `first` does."""
+        """Claim the business keys of deliveries of an async consumer. See `first`."""
         mine = _prepared(self.consumer, deliveries, AsyncDelivery, key, ttl)
         if not mine:
             return []
@@ -128,10 +134,11 @@ class Claims:
                 if won:
                     pay(d.body)
 
-        At the end of the block the message is acked, or released if another delivery has the claim.
-        If the block raises an exception, the message is nacked. The method `first` describes the
-        arguments and errors. If the claim no longer exists at the end of the work, the message is
-        acked and ClaimLost is raised.
+        At the end of the block the message is acked. If another delivery has the claim, the message
+        is released. If the block raises an exception, the message is nacked. If the claim no longer
+        exists at the end of the work, the message is acked and ClaimLost is raised.
+
+        The method `first` describes the arguments and errors.
         """
         return Claiming(self, delivery, key, ttl)
 
@@ -154,7 +161,7 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Attach a new claim, which Redis does not have yet, to each delivery. Return them."""
+    """Create a claim for each delivery, which Redis does not have yet. Return the deliveries."""
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
@@ -179,7 +186,7 @@ def _ttl(ttl: Duration) -> int:
 
 
 class Claiming:
-    """A delivery and its claim as a context manager. `Claims.claim` returns it."""
+    """Context manager for a delivery and its claim, as `Claims.claim` returns it."""
 
     def __init__(self, claims: Claims, delivery: Any, key: Key, ttl: Duration) -> None:
         self._delivery = delivery
@@ -192,7 +199,7 @@ class Claiming:
         return _state(self._inner) == FIRST
 
     def _wait_s(self, error: BaseException | None) -> float | None:
-        """Return the seconds to wait if the business key of the message is busy, or None."""
+        """Return the seconds to wait if another delivery works on the business key, or None."""
         claim = self._inner.claim
         if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
             return None
@@ -230,7 +237,7 @@ class Claiming:
 
 
 class Idempotent(Middleware):
-    """Middleware that runs a handler only for deliveries that have claimed their business key.
+    """Middleware that runs a handler only for deliveries that have the claim on their business key.
 
     The worker claims the keys of a batch in one call.
     """
@@ -264,7 +271,7 @@ class Idempotent(Middleware):
     def prepare(self, delivery: DeliveryData, fit: Callable[[InnerDelivery], object]) -> None:
         """Attach a claim to a delivery before its handler runs.
 
-        A delivery without a key fails later, when its handler would run.
+        If the delivery has no usable key, it fails later, when its handler would run.
 
         Args:
             delivery: Delivery as the handler gets it.
@@ -283,7 +290,7 @@ class Idempotent(Middleware):
 class Checked(Idempotent):
     """Middleware that claims business keys, and also calls a check function.
 
-    The check function says whether the work was done before.
+    The check function says whether the work was already done.
     """
 
     accepts_batches = False
@@ -301,14 +308,14 @@ class Checked(Idempotent):
             )
 
     def run(self, delivery: DeliveryData, inner: Next) -> bool:
-        """Run a handler unless the check function says that the work was done."""
+        """Run a handler, unless the check function says that the work was already done."""
         if not self._check(delivery):
             return False
         inner()
         return True
 
     async def run_async(self, delivery: DeliveryData, inner: NextAsync) -> bool:
-        """Run an async handler unless the check function says that the work was done."""
+        """Run an async handler, unless the check function says that the work was already done."""
         fresh = self._check(delivery)
         if not (await fresh if inspect.isawaitable(fresh) else fresh):
             return False
@@ -322,9 +329,9 @@ def idempotent(
     """Run a handler once for each business key. Write this decorator below `@topic.handler`.
 
     A worker runs the function only for a delivery that has claimed its key. If the work for the key
-    is done, another message with the key is acked. If the work is in progress, the other message is
-    released for a short time, without the loss of a retry. If the run fails, the claim is given up.
-    You can still call the function directly.
+    is done, another message with this key is acked. If the work is in progress, the other message
+    is released for a short time, and loses no retry. If the run fails, the claim is given up. You
+    can still call the function directly.
 
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
@@ -334,9 +341,9 @@ def idempotent(
             has a dedup key, the slot and the acceptance number are added.
         ttl: Time for which a key is remembered after its work is done, seconds or timedelta, at
             least the lease.
-        check: Function that is called with the delivery after the key was claimed. It returns True
-            if the work must be done, and False if the work was done before. An exception counts as
-            a failure of the handler.
+        check: Function that RMQ calls with the delivery after the key was claimed. Return True if
+            the work must be done, and False if the work was done before. An exception counts as a
+            failure of the handler.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid. Later, a message without a usable key

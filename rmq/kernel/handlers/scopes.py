@@ -2,7 +2,7 @@
 
 If the run fails, its error is raised at the `yield` of each dependency. A dependency cannot hide
 this error, because the error decides how the message is settled. If the clean-up raises another
-error, this error replaces the error of the run.
+error, the new error replaces the error of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def open_node(
     values: Values,
     delivery: DeliveryData | None = None,
 ) -> None:
-    """Create the value of a dependency that is not async, and register its clean-up."""
+    """Create the value of a dependency without an event loop, and register its clean-up."""
     value = node.make(**_arguments(node, values, delivery))
     if node.is_manager:
         manager: AbstractContextManager[Any] = value
@@ -70,7 +70,7 @@ async def open_node_async(
 
 
 class RunScope:
-    """Calls a handler with the values of its dependencies, which are created for each run.
+    """Calls a handler with the values of its dependencies. The values are created for each run.
 
     Args:
         dependencies: Dependencies of the handler.
@@ -86,7 +86,7 @@ class RunScope:
     def call(
         self, function: Callable[..., None], delivery: DeliveryData | None, /, **filled: Any
     ) -> None:
-        """Call a function with the dependencies' values as keywords, and then clean up."""
+        """Call a function and pass the values of its dependencies as keywords. Then clean up."""
         values = self._process_values.copy()
         with ExitStack() as stack:
             for node in self._nodes:
@@ -100,7 +100,10 @@ class RunScope:
         /,
         **filled: Any,
     ) -> None:
-        """Call an async function with the dependencies' values as keywords, and then clean up."""
+        """Call an async function and pass the values of its dependencies as keywords.
+
+        Then clean up.
+        """
         values = self._process_values.copy()
         async with AsyncExitStack() as stack:
             for node in self._nodes:

@@ -1,6 +1,6 @@
 """Read the signature of a handler: its parameters for body, delivery and dependencies.
 
-A signature that cannot work is refused when the handler is registered.
+RMQ refuses a function whose signature cannot work when the function is registered.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Signature:
     """The parameters of a handler's function.
 
     Attributes:
-        arguments: Positional arguments of the call: "b", "d", "bd" or "db", where "b" is the body
-            and "d" is the delivery. "list" is the list of deliveries of a batch.
+        arguments: Positional arguments of the call: "b", "d", "bd" or "db". "b" is the body and "d"
+            is the delivery. The value "list" means the list of deliveries of a batch.
         body_type: Annotation of the body, or None.
         dependencies: Parameters that are marked with `Depends` and passed by name.
 
@@ -130,7 +130,10 @@ class Signature:
         return accepted
 
     def _delivery_index(self, accepted: _Parameters, hints: Mapping[str, Any]) -> int | None:
-        """Return the position of the delivery parameter (annotated, or the second), or None."""
+        """Return the position of the parameter for the delivery, or None.
+
+        It is the annotated parameter, or the second parameter.
+        """
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
             n for n, parameter in enumerate(accepted) if _is_delivery(hints.get(parameter.name))
@@ -157,7 +160,7 @@ class Signature:
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
     ) -> dict[str, Any]:
-        """Return the annotations as types. With `lenient`, skip those that fail."""
+        """Return the annotations as types. If `lenient` is True, skip annotations that fail."""
         hints: dict[str, Any] = {}
         global_names = globals_of(self._function)
         for parameter in own:

@@ -78,11 +78,17 @@ def make_batches(
     kept: bool = False,
     staged: bool = False,
 ) -> None:
-    """Check and encode all messages and make their ids. Append batches to `batches`.
+    """Check and encode all messages, give them ids, and append them to `batches`.
 
-    `batch_max` is the maximum number of messages in a batch. With `kept`, the caller may repeat the
-    send with the new ids. With `staged`, the messages go to a stage, where large bodies stay in
-    their records, and each message with a merge key has its own batch.
+    Args:
+        context: The topic.
+        messages: Messages to send.
+        batches: List that gets the new batches.
+        batch_max: Maximum number of messages in a batch.
+        allow_past: Whether a due time of any age is accepted.
+        kept: Whether the caller may repeat the send with the new ids.
+        staged: Whether the messages go to a stage. In a stage, large bodies stay in their records,
+            and each message with a merge key has its own batch.
     """
     # Read other iterables one message at a time, so that the caller sees which message is faulty.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
@@ -101,7 +107,7 @@ def make_batches(
 class Outdated(Exception):
     """Raised if the topic's settings were read again after messages were encoded.
 
-    The slots of the topic may have changed.
+    The number of slots may have changed.
     """
 
 
@@ -113,7 +119,7 @@ def _batch_alike(
 ) -> bool:
     """Make batches quickly if all messages have the same priority and no other option.
 
-    If the messages have other options, return False and make no batches. The function is faster
+    If the messages have other options, return False and make no batches. This function is faster
     than `_batch_each`, because each step handles the whole batch.
     """
     settings = context.settings
@@ -145,9 +151,7 @@ def _batch_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the common first bytes (head) and the bodies of encoded messages.
-
-    Return None if the heads differ.
+    """Return the common head and the bodies of encoded messages, or None if the heads differ.
 
     A head is the first four bytes of a record.
     """
@@ -161,9 +165,7 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages. Return their common first bytes (head) and their bodies.
-
-    Return None if the heads differ.
+    """Encode messages. Return their common head and their bodies, or None if the heads differ.
 
     A head is the first four bytes of a record.
     """

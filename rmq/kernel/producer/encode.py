@@ -38,9 +38,9 @@ RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # values: text of a p
 
 
 class EncodedMessage:
-    """A message that was checked and encoded with certain settings.
+    """A message that was checked and encoded with the settings of its topic.
 
-    Its record has no headers yet.
+    It has no headers yet.
     """
 
     settings: Settings
@@ -66,7 +66,7 @@ class EncodedMessage:
 
     @property
     def size(self) -> int:
-        """The largest number of bytes that the message adds to a call of Redis."""
+        """Maximum number of bytes that the message adds to a call of Redis."""
         return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 
 
@@ -137,12 +137,10 @@ def encode(
 
 
 def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes | None:
-    """Return the text that selects the slot of a message: its group or its `slot_basis`.
-
-    Return None if the message has neither.
+    """Return the text that selects the slot of a message: its group or its `slot_basis`, or None.
 
     Raises:
-        InvalidValue: Both are given and differ.
+        InvalidValue: The message has both, and they differ.
     """
     if group is None:
         return slot_basis
@@ -157,8 +155,8 @@ def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes |
 def is_plain(out: Outgoing, typed: bool = False) -> bool:
     """Return whether a message has a body and no option except a priority, as most messages do.
 
-    With `typed`, the message may also have a type. If the topic object has the option `results`, no
-    message is plain.
+    If `typed` is True, the message may also have a type. If the topic object has the option
+    `results`, no message is plain.
     """
     return (
         out.delay is None
@@ -185,9 +183,9 @@ def is_plain(out: Outgoing, typed: bool = False) -> bool:
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
-    """Check and encode a message without options except a priority.
+    """Check and encode a message that has no options except a priority.
 
-    Return the record's first four bytes (its head) and the encoded body.
+    Return the first four bytes of the record (its head) and the encoded body.
     """
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)
@@ -197,7 +195,7 @@ def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes
 
 
 def encode_type(message_type: str) -> bytes:
-    """Check a type, and encode it as the headers of a message without other headers."""
+    """Check a message type, and encode it as the only header of a message."""
     return _encode_marks(0, check_message_type(message_type))
 
 
@@ -220,10 +218,8 @@ def _keep_mark(keep_s: int) -> dict[str, str]:
 def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
     """Encode the headers of a message.
 
-    RMQ's headers with a fixed position come first, then the sender's headers, then RMQ's other
-    headers.
-
-    The argument `keep_s` is the time for which the result is kept, in seconds, or 0.
+    RMQ's headers with a fixed position come first. Then come the sender's headers, and then RMQ's
+    other headers. The argument `keep_s` is the time for which the result is kept, in seconds, or 0.
     """
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
@@ -249,10 +245,7 @@ def encode_headers(out: Outgoing, group: str = "", keep_s: int = 0) -> bytes:
 
 
 def group_mark(topic: str, settings: Settings, out: Outgoing) -> str:
-    """Check the group of a message, and encode it as a header.
-
-    Return the value of the group's header, or '' if the message has no group.
-    """
+    """Check the group of a message, and return its header, or '' if the message has no group."""
     if out.group is None:
         if out.share_key is not None or out.weight is not None:
             name = "weight" if out.share_key is None else "share_key"
@@ -286,9 +279,10 @@ def _marks(out: Outgoing) -> dict[str, str]:
 
 
 def _check_due(out: Outgoing, allow_past: bool) -> int:
-    """Check a message's due time or delay. Return the due time in epoch ms, or the delay in ms.
+    """Check the due time or the delay of a message.
 
-    The result is 0 if the message is due immediately.
+    Returns:
+        The due time in epoch ms, or the delay in ms, or 0 if the message is due immediately.
     """
     if out.delay is not None and out.at is not None:
         raise InvalidValue("delay and at: both given; give one")
@@ -309,7 +303,11 @@ def _range_ms(time_range: object) -> int:
 
 
 def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
-    """Check the merge options. Return the time range in ms, or 0 without a merge key."""
+    """Check the merge options of a message.
+
+    Returns:
+        The time range in ms, or 0 without a merge key.
+    """
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":
             raise InvalidValue("merge, extend, max_wait: they need merge_key and time_range")

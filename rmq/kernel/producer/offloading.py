@@ -1,4 +1,4 @@
-"""Write large bodies to a store before their messages are sent, for the codec `Offloaded`."""
+"""For the codec `Offloaded`: write large bodies to an object store before the messages are sent."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def send(
 ) -> Stored:
     """Write large bodies to the object store, then send the messages with references to them.
 
-    The argument `store` is the function that sends the messages. All messages are checked before
-    the first object is written. If Redis refuses a message, its object is removed. If the outcome
-    of a send is unknown, its objects stay until `sweep_offloaded` removes unused objects.
+    The argument `store` is the function that sends the messages. RMQ checks all messages before it
+    writes the first object.
+
+    If Redis refuses a message, its object is removed. If the outcome of a send is unknown, its
+    objects stay. `sweep_offloaded` later removes objects that no message uses.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -63,8 +65,10 @@ def set_apart(
 ) -> tuple[Outgoing, Object | None]:
     """Encode the body of a message, and replace a large body by a reference.
 
-    Return the new message. If the body is large, also return the object to store. The caller must
-    write this object before it sends the message.
+    The caller must write the returned object before it sends the message.
+
+    Returns:
+        The new message, and the object to store, or None if the body is small.
     """
     data = codec.encode(out.body)
     if len(data) <= min(codec.above, context.settings.max_body):
@@ -96,7 +100,7 @@ def _unused(
 def remove(references: list[Reference]) -> Flow[None]:
     """Remove objects from the store.
 
-    Objects that cannot be removed now stay until RMQ removes unused objects.
+    If an object cannot be removed now, RMQ removes it later with other unused objects.
     """
     if references:
         yield InThread(partial(object_store.remove_all, references))

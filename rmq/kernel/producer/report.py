@@ -1,6 +1,6 @@
 """Report to Redis which audit numbers a producer has given to accepted messages.
 
-An audit compares these numbers with stored and settled messages, to find lost messages.
+An audit finds lost messages. It compares these numbers with stored and settled messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
 
 
 def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None]) -> None:
-    """Record which audit numbers belong to accepted messages, and which numbers are unused."""
+    """Record which audit numbers accepted messages have, and which numbers are unused."""
     for batch in batches:
         void = []
         for position, number in enumerate(batch.numbers):
@@ -50,7 +50,7 @@ def record_numbers(batches: list[SendBatch], results: Sequence[SendResult | None
 
 
 def schedule(producer: ProducerSequence) -> Flow[None]:
-    """Start a report of audit numbers in the background within a second."""
+    """Schedule a report of audit numbers. It runs in the background within a second."""
     if producer.schedule_report():
         yield InBackground(REPORT_S, lambda: report(producer))
 
@@ -58,7 +58,7 @@ def schedule(producer: ProducerSequence) -> Flow[None]:
 def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
     """Report all audit numbers that were not reported yet.
 
-    If Redis cannot be reached and `again` is True, try again in a second.
+    If Redis cannot be reached and `again` is True, the report is repeated after a second.
     """
     producer.report_started()
     while True:

@@ -17,12 +17,12 @@ STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
 def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
-    """Return the id of the message into which another message was merged.
+    """Return the id of the message that now contains a merged message.
 
     Args:
         id: Id of the merged message.
-        members: Joined names in Redis (members) of the messages into which a call merged messages.
-        at: Index of the message's name in `members`.
+        members: Names of the target messages of a call, joined. Names have a fixed length.
+        at: Index of the name in `members`.
     """
     member = members[at * MEMBER : (at + 1) * MEMBER]
     return MessageId(member[:8] + id[8:11] + member[8:])
@@ -31,8 +31,7 @@ def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
 class CallResults(Sequence[SendResult]):
     """The results of the messages of one call.
 
-    Each result is created when it is accessed. The sequence compares and prints like a list of
-    results.
+    Each result is created when it is accessed. You can compare and print this object like a list.
     """
 
     __slots__ = ("_durable", "_ids", "_mixed", "_reply", "_slot")
@@ -96,7 +95,7 @@ class Results:
 
     Attributes:
         rows: Result of each message, or None for a message without a result.
-        refusal: Error for messages that were refused because the topic was resized, or None.
+        refusal: Error if Redis refused messages because the topic was resized, or None.
         unfinished: Batches whose last messages must be sent in another call.
     """
 
@@ -110,14 +109,14 @@ class Results:
     def with_those_of(
         self, indexes: Sequence[int], results: Sequence[SendResult | None]
     ) -> list[SendResult | None]:
-        """Return a copy of the results in which the results at some positions are replaced."""
+        """Return a copy of the results, with new results at some positions."""
         rows = list(self.rows)
         for index, result in zip(indexes, results, strict=False):
             rows[index] = result
         return rows
 
     def put(self, indexes: Sequence[int], results: Sequence[SendResult]) -> None:
-        """Set the results of the messages at these indexes."""
+        """Set the results of the messages at these positions."""
         if len(results) == len(self.rows):
             self.rows = results  # keep the lazy sequence: the results may never be read
             return
@@ -126,5 +125,5 @@ class Results:
             self.rows[index] = result
 
     def complete(self) -> Sequence[SendResult]:
-        """Return the results. Call this only if each message has a result."""
+        """Return the results. Call this method only if each message has a result."""
         return cast(Sequence[SendResult], self.rows)

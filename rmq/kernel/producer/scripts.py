@@ -22,11 +22,14 @@ MERGE_PARTS = 3  # arguments for each merging message
 def audit_report(
     keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> Command[int]:
-    """Report to Redis which audit numbers a producer has completed in a slot.
+    """Report to Redis which audit numbers of a slot a producer has completed.
 
-    The argument `sent` is the number up to which all numbers are complete. The argument `ranges`
-    has the numbers that no message has. The argument `old` is the value of `sent` in the previous
-    report, or 0.
+    Args:
+        keys: The slot.
+        producer: Id of the producer.
+        old: Value of `sent` in the previous report, or 0.
+        sent: All numbers up to this number are complete.
+        ranges: Numbers that no message has.
     """
     pairs = [number for pair in ranges for number in pair]
     return script_call("audit_report", keys, [clock.now_us, producer, old, sent, *pairs], int)
@@ -59,8 +62,8 @@ def send(
 ) -> Command[SendReply]:
     """Store messages in one slot.
 
-    `parts` has the first four bytes and the rest of each record, in the order of the ids. `bodies`
-    has the large bodies, by the position of their record.
+    The argument `parts` has two parts of each record: its first four bytes, and the rest. The
+    argument `bodies` has the large bodies by the position of their record.
     """
     members = (b"", *members_of(ids))
 
@@ -86,8 +89,8 @@ def send_one(
 ) -> Command[SendReply]:
     """Store one message that has no options except a priority and a type.
 
-    `headers` is the part of the record between head and body. A body of `apart` or more bytes is
-    stored outside of its record.
+    The argument `headers` is the part of the record between head and body. If the body has `apart`
+    or more bytes, it is stored outside of its record.
     """
     whole = (head, member, headers + body if headers else body)
     if len(body) < apart:
@@ -109,7 +112,7 @@ def send_uniform(
 ) -> Command[SendReply]:
     """Store messages that differ only in their bodies, and have no due time and no expiry.
 
-    The ids are new and have consecutive time stamps. The argument `bodies` has the large bodies, by
+    The ids are new and have consecutive time stamps. The argument `bodies` has the large bodies by
     the position of their record. If it is given, all records refer to large bodies.
     """
     first = member_of(ids[0])
@@ -128,7 +131,7 @@ def _write_bodies(
     rests: Sequence[bytes],
     bodies: Mapping[int, bytes] | None,
 ) -> tuple[Any, ...]:
-    """Return the command that writes large bodies to Redis, or an empty tuple if there are none."""
+    """Return the command that writes large bodies to Redis, or an empty tuple without bodies."""
     if not bodies:
         return ()
     named: dict[bytes, bytes] = {}
@@ -177,19 +180,18 @@ def merge(
 ) -> Command[SendReply]:
     """Store messages with merge keys.
 
-    A message is merged into the waiting message that has the same key, if there is one.
-
-    The reply has a one-letter code for each processed message. If the last messages have no code,
-    they must be sent in another call.
+    If a waiting message has the same merge key, the new message is merged into it. The reply has
+    one letter for each processed message. If the last messages have no letter, the caller must send
+    them in another call.
 
     Args:
         context: The topic.
         keys: Keys of the slot.
         session: Replay session of the call.
         ids: Ids of the messages.
-        parts: Options, envelope and body of each message. The options are the record's first four
-            bytes and the text `<mode> <max_wait_ms> <size in bytes of the largest list that it may
-            join> `. They are empty if the previous message has the same options.
+        parts: Options, envelope and body of each message. The options are the first four bytes of
+            the record and the text `<mode> <max_wait_ms> <size in bytes of the largest list that it
+            may join> `. They are empty if the previous message has the same options.
         done: Number of messages to skip, counted from the first message.
     """
     each, options = list(parts), b""

@@ -72,14 +72,13 @@ def send(
     durability: Durability | str | None = None,
     timeout: Duration | None = None,
 ) -> Flow[SendResult]:
-    """Send one message.
-
-    `Topic.send` describes the arguments `durability` and `timeout`.
+    """Send one message. `Topic.send` describes the arguments `durability` and `timeout`.
 
     A message with no option except a priority and a type takes a shorter and faster code path.
-    Redis refuses this call if the topic is full, paused, resized or was created again. Nothing is
-    then stored, and the message is sent again as a batch of one. Messages that are sent while other
-    sends are in progress are combined into the next call.
+    Redis refuses such a call if the topic is full, paused, resized or was created again. Nothing is
+    then stored, and the message is sent again as a batch of one message.
+
+    While other sends are in progress, new messages are combined into the next call.
     """
     if (
         durability is None
@@ -150,13 +149,11 @@ def send_many(
 ) -> Flow[Sequence[SendResult]]:
     """Send messages, and return the results in order.
 
-    The hooks (methods) of interceptors are called for each message.
+    All messages are checked and encoded before the first call. RMQ calls the hooks of interceptors
+    for each message. `Topic.send` describes the arguments `durability` and `timeout`.
 
-    `Topic.send` describes the arguments `durability` and `timeout`.
-
-    All messages are checked and encoded before the first call. Messages of one slot are stored by
-    one call: all of them or none. Messages with a merge key are an exception. All calls share a
-    round trip.
+    Redis stores all messages of one slot in one call, or none of them. Messages with a merge key
+    are an exception. All calls share a round trip.
     """
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     store = partial(_send, context, override=override, wait_s=block_s(timeout))
@@ -172,9 +169,9 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 
 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
-    """Send messages with the function `store`, and call the hooks (methods) of interceptors.
+    """Send messages with the function `store`, and call the hooks of interceptors.
 
-    If there are such hooks, copies of the messages are sent, because hooks may change the messages.
+    A hook may change its message. So if there are hooks, RMQ sends copies of the messages.
     """
     hooks = context.hooks
     if isinstance(context.codec, Offloaded):
@@ -212,7 +209,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """Return the object that joins simultaneous sends with this durability."""
+    """Return the object that combines simultaneous sends with this durability into one call."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)
@@ -223,7 +220,7 @@ def _shared_sends(context: TopicContext, override: DurabilityOverride | None) ->
 def _send_shared(
     context: TopicContext, override: DurabilityOverride | None, messages: Iterable[Outgoing]
 ) -> Stored:
-    """Send one message, in one call of Redis with other messages of the same moment."""
+    """Send one message together with other messages that are sent at the same moment."""
     (out,) = messages
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -244,8 +241,8 @@ def _send_together(
 ) -> Flow[list[Any]]:
     """Send messages of several callers in one call. Return the outcome of each message.
 
-    If Redis refuses a message because the topic is full, paused, or was resized, the outcome is
-    APART. The caller of this message then sends it in a separate call.
+    If Redis refuses a message because the topic is full, paused or resized, the outcome is APART.
+    The caller then sends this message in a separate call.
     """
     outcomes: list[Any] = [None] * len(items)
     call = partial(_call_together, outcomes=outcomes)
@@ -268,7 +265,7 @@ def _send(
     override: DurabilityOverride | None,
     wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
-    """Send messages. Messages that are refused because the topic was resized are sent again."""
+    """Send messages. If Redis refuses messages because the topic was resized, send them again."""
     given: Sequence[Outgoing]
     if isinstance(messages, list | tuple):
         given = messages
@@ -312,11 +309,11 @@ def _send_once(
     override: DurabilityOverride | None,
     call: Callable[..., Flow[None]],
 ) -> Flow[Results]:
-    """Send messages once, without repeating messages that Redis refuses.
+    """Send messages once. Messages that Redis refuses are not sent again.
 
-    Slots are chosen with the number of slots that this client last read. If the topic was resized
-    since then, Redis refuses the messages, and the attribute `refusal` of the results has the
-    error. The argument `call` is `_call` or `_call_together`.
+    RMQ chooses slots by the number of slots that this client last read. If the topic was resized
+    since then, Redis refuses the messages, and `Results.refusal` has the error. The argument `call`
+    is `_call` or `_call_together`.
     """
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
@@ -363,10 +360,11 @@ def _send_once(
 
 
 def _next_round(batches: list[SendBatch]) -> tuple[list[SendBatch], list[SendBatch]]:
-    """Divide batches into two lists: to send now, and to send afterwards.
+    """Divide batches into two lists: batches to send now, and batches to send afterwards.
 
-    The script `merge` may not process the last messages of a call, which then need another call. A
-    later batch of the same slot must wait for this call, so that the messages keep their order.
+    The script `merge` may not process the last messages of a call. These messages then need another
+    call. A later batch of the same slot must wait for this call, so that the messages keep their
+    order.
     """
     if len(batches) == 1:
         return batches, []
@@ -397,8 +395,8 @@ def _replies(
     """Make the calls, and wait for the durability of the send.
 
     Returns:
-        Replies or errors; a text that says which copies are missing, or ''; and the reached
-        durability.
+        Replies or errors. Then a text that says which copies are missing, or ''. Then the
+            durability that was reached.
     """
     wanted = context.settings.durability if override is None else override.level
     if wanted is None and len(calls) == 1:
@@ -420,7 +418,7 @@ def _call(
     """Make the calls of one send.
 
     If the topic is full and its setting `overflow` is "block", refused calls are repeated until the
-    monotonic time in `until`.
+    time in `until`, by the monotonic clock.
     """
     pause = 0.01
     while True:
@@ -479,7 +477,7 @@ def _call_together(
 ) -> Flow[None]:
     """Make the calls for messages of several callers, and set the outcome of each message.
 
-    The outcome is None if the message was refused.
+    If Redis refused a message, its outcome is None.
     """
     replies, short, level = yield from _replies(context, calls, override)
     unknown: OutcomeUnknown | None = None
@@ -530,7 +528,7 @@ def _write_results(batch: SendBatch, reply: SendReply, results: Results, level: 
 
 
 def _describe_stored(results: Sequence[SendResult | None], window_ms: int) -> str:
-    """Return the part of an error that says how to repeat a send with too little durability."""
+    """Return the part of the error NotDurable that says how to repeat the send."""
     stored = [result.id for result in results if result is not None]
     adds = "adds nothing while the message is there" + (
         f", and for {format_duration(window_ms / 1000)} after it was settled" if window_ms else ""

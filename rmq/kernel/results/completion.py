@@ -1,4 +1,4 @@
-"""Provide `as_completed`, which yields handles of results in the order in which messages end."""
+"""Provide `as_completed`, which yields the handles of messages in the order in which they end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ def as_completed(
     handles: Iterable[AsyncResultHandle], timeout: Duration | None = None
 ) -> AsyncCompletion: ...
 def as_completed(handles: Iterable[Any], timeout: Duration | None = None) -> Any:
-    """Yield each handle of a result when its message has ended.
+    """Yield each handle when its message has ended.
 
     Use `for` with handles of a blocking client, and `async for` with handles of an async client.
-
     Call `handle.wait()` for the result. The call then returns immediately, or raises ResultNotFound
     if the message has no result.
 

@@ -1,4 +1,4 @@
-"""Encode and decode entries, which say how a message has ended, or its progress.
+"""Encode and decode entries. An entry says how a message has ended, or has its progress.
 
 Scripts store the entries. `lua/lib/results/results.lua` describes the bytes. The scripts write the
 outcome (a letter) and the time. If the message was handled, its consumer adds the details.
@@ -72,10 +72,10 @@ def encode_progress(fraction: float, text: str, attempt: int, worker: str) -> by
 
 
 def decode(entry: bytes) -> Entry | None:
-    """Decode an entry that says how a message has ended, or its progress.
+    """Decode an entry. It says how a message has ended, or has its progress.
 
     Return None if the entry is empty, or if its first bytes cannot be decoded. Details that cannot
-    be decoded are omitted.
+    be decoded are left out.
     """
     letter, details = entry[:1].decode("latin-1"), entry[_HEAD:]
     if len(entry) < _HEAD or letter not in (*OUTCOMES, "r"):

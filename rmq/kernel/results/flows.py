@@ -28,7 +28,7 @@ AGAIN_S = 30.0  # time after which a waiting caller reads everything again, with
 
 
 def check_id(context: TopicContext, id: Id) -> MessageId:
-    """Parse the id of a message of this topic, and check it. The topic need not be open.
+    """Parse the id of a message of this topic, and check it. The topic may be closed.
 
     Raises:
         InvalidValue: The id belongs to a message of another topic.
@@ -70,7 +70,7 @@ class Awaited:
         context: Topic of the message.
         id: Message id.
         state: State that was read last, or None.
-        has_kept: Whether any read has shown that the message keeps its result.
+        has_kept: Whether a read has shown that the message keeps its result.
     """
 
     context: TopicContext
@@ -80,13 +80,13 @@ class Awaited:
 
     @property
     def signals(self) -> ResultSignals:
-        """The object that receives the client's signals about results."""
+        """The object that receives signals about results for this client."""
         signals: ResultSignals = self.context.result_signals
         return signals
 
     @property
     def name(self) -> Name:
-        """The channel on which the message's end is published, and the message's name on it."""
+        """The channel on which Redis publishes the message's end, and the message's name on it."""
         channel = results_channel(self.context.prefix, self.context.name, self.id.slot)
         return channel, self.id.member
 
@@ -103,7 +103,7 @@ class Awaited:
 
         Raises:
             NotFinished: The message has not ended.
-            ResultNotFound: The result of the message is not kept, or its id is unknown.
+            ResultNotFound: RMQ does not keep the result of the message, or its id is unknown.
         """
         state = self.state
         if state is not None and state.outcome is not None:
@@ -141,8 +141,8 @@ def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
     """Read the state of a message.
 
     Callers that read at the same time share one call of Redis. If a shared call takes too long, its
-    callers wait for the next shared calls, and only then make their own calls. If each of thousands
-    of callers made its own call, they would use all connections.
+    callers wait for the next shared calls. Only then does each caller make its own call. If
+    thousands of callers made their own calls, they would use all connections.
     """
     reads = signals.reads = signals.reads or Coalescer(_read_all)
     for _ in range(SHARED_TRIES):
@@ -185,15 +185,14 @@ class Waiting:
 
     @property
     def left(self) -> int:
-        """Number of messages that are not finished."""
+        """Number of messages that have not finished."""
         return sum(map(len, self._left.values()))
 
     def next_finished(self) -> Flow[list[Awaited]]:
-        """Wait until at least one message is finished, and return the finished messages.
+        """Wait until at least one message has finished, and return the finished messages.
 
-        A message is finished when it has ended, or if its result is not kept.
-
-        The list is empty if the timeout has passed, or if no message remains.
+        A message has finished when it has ended, or if its result is not kept. The list is empty if
+        the timeout has passed, or if no message remains.
         """
         waiter = self._waiter
         if self._signals is not None and self._read_all_at is None:

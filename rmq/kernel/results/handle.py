@@ -1,4 +1,4 @@
-"""Provide handles, with which callers read the result of a message, or wait for it.
+"""Provide handles. With a handle, you read the result of a message or wait for it.
 
 The blocking classes are generated from the async classes of this module.
 """
@@ -19,7 +19,7 @@ from rmq.kernel.transport.single.asyncio import AsyncTransport
 
 
 class HandleBase:
-    """Base class of handles. A handle identifies a message whose result can be read."""
+    """Base class of handles. A handle identifies a message whose result you can read."""
 
     def __init__(self, context: TopicContext, id: MessageId) -> None:
         self._context = context
@@ -40,10 +40,7 @@ class HandleBase:
 
 
 class AwaitableHandle(HandleBase):
-    """A handle that can be awaited.
-
-    `await handle` waits for the result without a time limit.
-    """
+    """A handle that you can await. `await handle` waits for the result without a time limit."""
 
     def __await__(self) -> Generator[Any, None, MessageOutcome]:
         wait: Any = self.wait  # type: ignore[attr-defined]
@@ -54,7 +51,7 @@ class AwaitableHandle(HandleBase):
 class AsyncResultHandle(AwaitableHandle):
     """A handle for the result of one message, as `topic.result(id)` returns it.
 
-    Creating a handle does not call Redis. A handle uses no connection, and need not be closed.
+    Creating a handle does not call Redis. A handle uses no connection. You need not close it.
     """
 
     def __init__(self, transport: AsyncTransport, context: TopicContext, id: MessageId) -> None:
@@ -64,8 +61,8 @@ class AsyncResultHandle(AwaitableHandle):
     async def wait(self, timeout: Duration | None = None) -> MessageOutcome:
         """Wait until the message has ended, and return how it has ended.
 
-        All waiting callers of a client share one connection for Pub/Sub. If the Redis user may not
-        use the channel, a caller reads the result once a second.
+        All waiting callers of a client share one Pub/Sub connection. If the Redis user may not use
+        the channel, a caller reads the result once a second.
 
         Args:
             timeout: Maximum wait, seconds or timedelta, or None for no limit. You may wait for a
@@ -73,9 +70,9 @@ class AsyncResultHandle(AwaitableHandle):
 
         Raises:
             NotFinished: The message has not ended in time. The error is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or its result is no longer kept; raised
-                immediately. Or the id is still unknown when the timeout has passed. The attribute
-                `reason` names the case.
+            ResultNotFound: The message keeps no result, or its result is no longer kept. In these
+                cases the error is raised immediately. It is also raised if the id is still unknown
+                after the timeout. The attribute `reason` says which case it is.
             Unavailable: Redis cannot be reached.
         """
         return await self._transport.run(flows.wait(self._awaited, timeout))
@@ -83,7 +80,7 @@ class AsyncResultHandle(AwaitableHandle):
     async def read(self) -> ResultState:
         """Return the current state of the message without waiting.
 
-        The state says where the message is, its progress, and how it has ended.
+        The state says where the message is, what its progress is, and how it has ended.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -92,7 +89,7 @@ class AsyncResultHandle(AwaitableHandle):
 
 
 class AsyncCompletion:
-    """Yields handles in the order in which their messages end, as `rmq.as_completed` describes."""
+    """Yields handles in the order in which their messages end. See `rmq.as_completed`."""
 
     def __init__(
         self, handles: Iterable[AsyncResultHandle], timeout: Duration | None = None

@@ -19,7 +19,7 @@ from rmq.kernel.transport.single.blocking import Transport
 class ResultHandle(HandleBase):
     """A handle for the result of one message, as `topic.result(id)` returns it.
 
-    Creating a handle does not call Redis. A handle uses no connection, and need not be closed.
+    Creating a handle does not call Redis. A handle uses no connection. You need not close it.
     """
 
     def __init__(self, transport: Transport, context: TopicContext, id: MessageId) -> None:
@@ -29,8 +29,8 @@ class ResultHandle(HandleBase):
     def wait(self, timeout: Duration | None = None) -> MessageOutcome:
         """Wait until the message has ended, and return how it has ended.
 
-        All waiting callers of a client share one connection for Pub/Sub. If the Redis user may not
-        use the channel, a caller reads the result once a second.
+        All waiting callers of a client share one Pub/Sub connection. If the Redis user may not use
+        the channel, a caller reads the result once a second.
 
         Args:
             timeout: Maximum wait, seconds or timedelta, or None for no limit. You may wait for a
@@ -38,9 +38,9 @@ class ResultHandle(HandleBase):
 
         Raises:
             NotFinished: The message has not ended in time. The error is also a TimeoutError.
-            ResultNotFound: The message keeps no result, or its result is no longer kept; raised
-                immediately. Or the id is still unknown when the timeout has passed. The attribute
-                `reason` names the case.
+            ResultNotFound: The message keeps no result, or its result is no longer kept. In these
+                cases the error is raised immediately. It is also raised if the id is still unknown
+                after the timeout. The attribute `reason` says which case it is.
             Unavailable: Redis cannot be reached.
         """
         return self._transport.run(flows.wait(self._awaited, timeout))
@@ -48,7 +48,7 @@ class ResultHandle(HandleBase):
     def read(self) -> ResultState:
         """Return the current state of the message without waiting.
 
-        The state says where the message is, its progress, and how it has ended.
+        The state says where the message is, what its progress is, and how it has ended.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -57,7 +57,7 @@ class ResultHandle(HandleBase):
 
 
 class Completion:
-    """Yields handles in the order in which their messages end, as `rmq.as_completed` describes."""
+    """Yields handles in the order in which their messages end. See `rmq.as_completed`."""
 
     def __init__(self, handles: Iterable[ResultHandle], timeout: Duration | None = None) -> None:
         self._handles = {handle._awaited: handle for handle in handles}

@@ -1,4 +1,4 @@
-"""Define how callers see the end, the progress and the state of a message."""
+"""Define how you see the end, the progress and the state of a message."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class MessageOutcome(NamedTuple):
             ended).
         ended: Time of the end, by the clock of Redis.
         value: Return value of the handler, or the value given to `ack`, or None.
-        missing_value: Why a value is missing: "too_large" (over 256 KiB), "not_encodable" (the
-            topic's codec cannot write it), or the text of the error if this program cannot read it.
-            Empty if no value is missing.
+        missing_value: Why the value is missing: "too_large" (over 256 KiB), "not_encodable" (the
+            topic's codec cannot write it), or an error text (this program cannot read it). Empty if
+            no value is missing.
         attempts: Number of deliveries, or 0 if the message was never delivered.
         worker: Host and process id of the last consumer, or '' if it is unknown.
         started: Start of the last attempt by the clock of the consumer, or None if it is unknown.
@@ -60,7 +60,7 @@ class MessageOutcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """Type and message of the last error of a message that did not succeed, or ''."""
+        """Type and message of the last error, or '' if the message succeeded."""
         return self.failure.error or self.failure.reason if self.failure else ""
 
 
@@ -91,9 +91,9 @@ class ResultState(NamedTuple):
             (the message has ended, or never existed).
         keeps: Whether the message keeps its result. False if the message is gone and no result is
             kept.
-        progress: Last progress that a handler has reported, or None. After the end of the message,
-            always None.
-        outcome: How the message has ended, or None if it has not ended or no result is kept.
+        progress: Last progress that a handler has reported, or None. Always None after the message
+            has ended.
+        outcome: How the message has ended. None if it has not ended, or if no result is kept.
     """
 
     id: MessageId

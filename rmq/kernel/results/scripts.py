@@ -1,4 +1,4 @@
-"""Build the commands that read results, and store the progress and the steps of deliveries."""
+"""Build the commands that read results, and that store the progress and the steps of deliveries."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ class ResultReply(NamedTuple):
 
 
 class ProgressReply(IntEnum):
-    """The reply to the script `progress`.
-
-    If the reply is not STORED, the progress was not stored.
-    """
+    """The reply to the script `progress`. If it is not STORED, the progress was not stored."""
 
     LOST = 0  # the lease has expired, or the delivery is settled
     STORED = 1
@@ -73,10 +70,7 @@ def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Comma
 
 
 class StepCode(IntEnum):
-    """The code of a reply to the script `step`.
-
-    If the code is not STORED, nothing was changed.
-    """
+    """The code of a reply to the script `step`. If it is not STORED, nothing was changed."""
 
     LOST = 0  # the lease has expired, or the delivery is settled
     STORED = 1
@@ -86,7 +80,7 @@ class StepCode(IntEnum):
 
 
 class StepReply(NamedTuple):
-    """The reply to the script `step`: its code and, if requested, the steps before the call."""
+    """The reply to the script `step`: its code, and if requested the steps before the call."""
 
     code: StepCode
     entry: bytes
@@ -98,8 +92,8 @@ def step(
 ) -> Command[StepReply]:  # fmt: skip
     """Store a step or the cursor of a message.
 
-    `item` has the state, the name and the data of the step or cursor. If the state is empty, the
-    call only reads.
+    The argument `item` has the state, the name and the data of the step or cursor. If the state is
+    empty, the call only reads.
     """
     args = [clock.now_us, member_of(id), repr(receipt), *item, most, "1" if wants_entry else ""]
     return script_call("step", keys, args, lambda reply: StepReply(StepCode(reply[0]), reply[1]))

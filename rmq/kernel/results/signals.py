@@ -1,10 +1,11 @@
-"""Wake callers that wait for results, with one subscription for each client.
+"""Wake callers that wait for results. Each client has one subscription for this.
 
-Each slot has a Pub/Sub channel. When messages end, scripts publish a signal with the messages'
-names on this channel. A caller registers the messages that it waits for, and reads the state of a
-message when a signal names it. It also reads the state after each new subscription to the channel,
-because earlier signals were not received. While callers wait, a background task reads the
-subscription.
+Each slot has a Pub/Sub channel. When messages end, scripts publish a signal with the names of the
+messages on this channel. A caller registers the messages that it waits for. When a signal names one
+of these messages, the caller reads its state.
+
+The caller also reads the state after each new subscription to the channel, because Redis does not
+repeat earlier signals. While callers wait, a background task reads the subscription.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ class ResultSubscription(Subscription):
         self._sent: set[bytes] = set()  # channels of the connection, confirmed or not
 
     def required_channels(self) -> Sequence[bytes]:
-        """Return the channels to which a new connection must subscribe."""
+        """Return the channels that a new connection must subscribe to."""
         channels = self._signals.channels()
         self._sent = set(channels)
         self.channel = channels[0] if channels else b""  # for errors
         return channels
 
     def missing_channels(self) -> Sequence[bytes]:
-        """Return further channels to which the current connection must subscribe."""
+        """Return more channels that the current connection must subscribe to."""
         missing = [each for each in self._signals.channels() if each not in self._sent]
         self._sent.update(missing)
         return missing
@@ -79,7 +80,7 @@ class ResultSubscription(Subscription):
     def note_subscribed(self, channels: Iterable[bytes]) -> None:
         """Tell callers to read the states of their messages in the slots of these channels.
 
-        Signals before the subscription were not received.
+        Signals that were published before the subscription were not received.
         """
         self._signals.note_all(channels)
 
@@ -100,8 +101,8 @@ class ResultSignals:
     """The callers of one client that wait for results, and their subscription.
 
     Attributes:
-        reads: Object that joins the reads of callers into one call of Redis, or None if there was
-            no read.
+        reads: Object that combines the reads of callers into one call of Redis. None before the
+            first read.
     """
 
     def __init__(self) -> None:
@@ -116,15 +117,15 @@ class ResultSignals:
         self._is_closed = False
 
     def channels(self) -> list[bytes]:
-        """Return the channels of the slots that have messages for which callers wait."""
+        """Return the channels of the slots whose messages callers wait for."""
         with self._lock:
             return list(self._waiters)
 
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
-        """Register the messages for which a caller waits.
+        """Register the messages that a caller waits for.
 
-        The caller must first read the states of all these messages. After that, it is woken when it
-        must read the state of a message again.
+        The caller must first read the states of all these messages. Later, RMQ wakes the caller
+        when it must read a state again.
         """
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()
@@ -155,7 +156,7 @@ class ResultSignals:
     def note(self, channel: bytes, members: bytes) -> None:
         """Tell callers to read the states of messages on a channel again.
 
-        `members` has the joined names of the messages.
+        The argument `members` has the names of the messages, joined.
         """
         with self._lock:
             of_channel = self._waiters.get(channel)
@@ -168,7 +169,7 @@ class ResultSignals:
     def note_all(self, channels: Iterable[bytes] | None = None) -> None:
         """Tell callers to read the states of all their messages on some channels again.
 
-        With None, this applies to all channels.
+        None stands for all channels.
         """
         with self._lock:
             for channel in list(self._waiters) if channels is None else channels:
@@ -201,7 +202,7 @@ class ResultSignals:
             self._end(subscription, forced=True)
 
     def _end(self, subscription: ResultSubscription, forced: bool = False) -> bool:
-        """Record that no task reads signals any more. Return False if callers wait again."""
+        """Record that no task reads signals any more. Return False if callers are waiting again."""
         with self._lock:
             if self._waiters and not forced:
                 return False

@@ -1,6 +1,6 @@
-"""Provide base classes for the parts of `Admin`.
+"""Provide base classes for the parts of `Admin`. They run flows.
 
-The base classes run flows, which are generators that yield commands for Redis.
+A flow is a generator that yields commands for Redis.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class AuditLine(NamedTuple):
     Attributes:
         at_ms: Time in epoch ms, by the server's clock.
         by: Name of the person or program.
-        what: The verb, such as "job start".
-        subject: Name of the thing that was changed, such as the id of a job.
+        what: Name of the action, for example "job start".
+        subject: What was changed, for example the id of a job.
         text: Further details.
     """
 
@@ -45,7 +45,7 @@ class AuditLine(NamedTuple):
 
     @classmethod
     def unpack(cls, text: bytes, score: float) -> AuditLine:
-        """Read a line from Redis. If RMQ did not write the line, `what` is "unreadable"."""
+        """Read a line from Redis. If the line is not from RMQ, `what` is "unreadable"."""
         try:
             at_ms, *words = json.loads(text)
             by, what, subject, rest = (str(word) for word in words)
@@ -59,14 +59,14 @@ AUDIT_LINES_MAX = 10_000
 
 
 def note(prefix: str, line: AuditLine) -> Flow[None]:
-    """Add a line to the audit trail, unless the trail already has the same line."""
+    """Add a line to the audit trail, unless the trail already has this line."""
     key = audit_trail_key(prefix)
     yield RawCommand("audit_trail", "ZADD", key, line.at_ms, line.pack())
     yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
 
 
 def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) -> Flow[None]:
-    """Add a line about an act that has just ended.
+    """Add a line about an action that has just ended.
 
     If the name in `by` is None, the line names user@host.
     """
@@ -77,7 +77,10 @@ def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) ->
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
     """Return lines of the audit trail, the newest first.
 
-    `limit` is the maximum number of lines. Lines after the time in `until` are omitted.
+    Args:
+        prefix: First part of every Redis key.
+        limit: Maximum number of lines.
+        until: Lines after this time are left out.
     """
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
     newest = "+inf" if until is None else check_epoch_ms(until, "until")

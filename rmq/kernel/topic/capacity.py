@@ -20,10 +20,7 @@ FULL_S = 1.0  # time until a full topic is checked again for slots with room
 
 
 def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
-    """Return the number of waiting messages of each slot.
-
-    Messages with a future due time are included.
-    """
+    """Return the number of waiting messages of each slot, with messages that are due later."""
     replies = yield from pipeline(
         [scripts.slot_delete(keys, context.created, None) for keys in context.slots]
     )
@@ -35,7 +32,7 @@ def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) ->
 
     Args:
         context: The topic.
-        refused: Full slots, each with the number of refused messages.
+        refused: Full slots, and the number of messages that each slot has refused.
 
     Returns:
         Whether one of the full slots has room now. If not, nothing was changed.
@@ -61,7 +58,7 @@ def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) ->
 def change_layout(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:
     """Change fields of the topic's hash, unless another client has changed the hash.
 
-    Return whether the fields were changed. In any case, this client then uses the fields that are
+    Return whether the fields were changed. In both cases, this client then uses the fields that are
     in Redis.
     """
     reply = yield scripts.topic_resize(context, context.revision, fields)

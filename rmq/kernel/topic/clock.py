@@ -14,9 +14,9 @@ def set_clock(test_us: int | None) -> None:
 
 
 def now_ms() -> int:
-    """Return the test's time, or the time of this machine's clock, in epoch ms.
+    """Return the time that a test has set, or the time of this machine's clock, in epoch ms.
 
-    Use this function only if an error of some seconds is harmless. Scripts decide by the server's
-    clock whether a message is due.
+    Use this function only if an error of some seconds is harmless. Scripts use the server's clock
+    to decide whether a message is due.
     """
     return int(now_us) // 1000 if now_us else time.time_ns() // 1_000_000

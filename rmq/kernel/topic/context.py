@@ -1,4 +1,4 @@
-"""Store the data that one client has about a topic: its name, keys, settings and slots."""
+"""Store what one client knows about a topic: its name, keys, settings and slots."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ FOLLOW_S = 30.0  # largest age of a client's copy of the settings
 
 
 class TopicContext:
-    """The data that one client has about a topic.
+    """What one client knows about a topic.
 
-    The settings are unknown until the topic is opened, which means that they are read from Redis.
+    The settings are unknown until the client opens the topic, which means that it reads them from
+    Redis.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TopicContext:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error if settings are accessed that have not been read yet.
+            """Raise an error if a program uses settings that have not been read yet.
 
             Python calls this method only for missing attributes.
             """
@@ -121,7 +122,7 @@ class TopicContext:
     def keep_settings(self, seconds: float | None = None) -> None:
         """Use the settings for a number of seconds before they are read again.
 
-        None means FOLLOW_S seconds.
+        Default: FOLLOW_S.
         """
         self.fresh_until = time.monotonic() + (FOLLOW_S if seconds is None else seconds)
         self.current_until = self.fresh_until if self.is_ready else 0.0
@@ -140,7 +141,7 @@ class TopicContext:
         self.current_until = 0.0
 
     def may_have(self, value: object) -> bool:
-        """Return whether a value is an id whose slot only a later resize can have added."""
+        """Return whether a value is an id of a slot that only a later resize can have added."""
         try:
             message_id = MessageId.parse(value)  # type: ignore[arg-type]
         except InvalidValue:
@@ -148,9 +149,9 @@ class TopicContext:
         return message_id.check == self.check and message_id.slot >= len(self.slots)
 
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
-        """Return a message id if it can belong to this topic.
+        """Check that a message id can belong to this topic, and return the id.
 
-        The topic's settings must have been read.
+        Read the topic's settings before you call this method.
 
         Raises:
             InvalidValue: The id belongs to another topic, or to a slot that this topic does not

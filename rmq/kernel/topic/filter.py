@@ -7,9 +7,9 @@
     operator   = "=" "!=" "contains" "matches" "<" "<=" ">" ">="
     value      = "text" 'text' | number | duration | time | word
 
-The parser is written by hand, and a filter is never evaluated as code. A filter has at most 2000
-characters, 50 conditions and 20 nested brackets. `matches` takes a glob pattern. For every pattern,
-the time of a match grows linearly with the length of the text.
+The parser is written by hand, and never evaluates a filter as code. A filter has at most 2000
+characters, 50 conditions and 20 nested brackets. The operator `matches` takes a glob pattern. For
+every pattern, the time of a match grows linearly with the length of the text.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ _OPERATORS = {
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Conditions on dead letters, made by `parse`. `parse(str(filter))` gives an equal filter.
+    """Conditions on dead letters. You get this object from `parse`.
+
+    `parse(str(filter))` gives an equal filter.
 
     Attributes:
         text: Original text.
@@ -78,7 +80,10 @@ class DeadLetterFilter:
     needs_body: bool = field(compare=False)
 
     def matches(self, message: DeadLetter, now_ms: int) -> bool:
-        """Return whether a message matches. `now_ms` is the server's time, which `age` needs."""
+        """Return whether a message matches.
+
+        The argument `now_ms` is the server's time, from which `age` is computed.
+        """
         return self.term.fits(message, now_ms)
 
     def __str__(self) -> str:
@@ -108,12 +113,12 @@ def joined(filters: Sequence[DeadLetterFilter]) -> DeadLetterFilter | None:
 
 
 def given(value: DeadLetterFilter | str | None) -> DeadLetterFilter | None:
-    """Parse a filter if it is given as text. Return a filter object or None unchanged."""
+    """Parse a filter if it is a text. Return a filter object or None unchanged."""
     return value if value is None or isinstance(value, DeadLetterFilter) else parse(value)
 
 
 class _Parser:
-    """Parse a filter from left to right, one term at a time."""
+    """Parses a filter from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth, self.count = text, 0, 0, 0
@@ -127,7 +132,7 @@ class _Parser:
         return term
 
     def joined(self, word: str) -> Term:
-        """Parse terms that are joined by "and" or "or". `and` has precedence over `or`."""
+        """Parse terms with "and" or "or" between them. "and" has precedence over "or"."""
         terms = []
         while True:
             terms.append(self.joined("and") if word == "or" else self.single())
@@ -232,7 +237,7 @@ class _Parser:
         self.expected(f"a closing {quote} for this one")
 
     def checked(self, where: Field, operator: str, operand: Operand, start: int) -> Operand:
-        """Convert the operand of a condition to the type of the condition's field."""
+        """Convert the operand of a condition to the type of its field."""
         value = operand.value
         if operator in SEARCH:
             return operand if operand.quoted else Operand(operand.written, False, operand.written)
@@ -285,7 +290,7 @@ class _Parser:
         self.at = match.end() if match else self.at
 
     def expected(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise an error that shows the expected text, and marks the position with a caret (^)."""
+        """Raise an error that shows the expected text. A caret (^) marks the position."""
         at = min(self.at if at is None else at, len(self.text))
         first = max(0, at - SHOWN // 2)
         shown = self.text[first : first + SHOWN]

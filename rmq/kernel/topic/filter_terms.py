@@ -26,7 +26,7 @@ _MISSING = object()  # the message has no such field
 
 
 class Letter:
-    """A dead letter for filters. Only the parts that conditions read are decoded.
+    """A dead letter, as filters see it. Only the parts that conditions read are decoded.
 
     This class has the same attributes as a `Message` from `reading.messages_of`.
     """
@@ -52,7 +52,7 @@ class Letter:
 
     @property
     def died(self) -> datetime | None:
-        """Time of death."""
+        """Time at which the message became a dead letter."""
         return moment(int(self._member.score)) if self._member.queue == "dead" else None
 
     @cached_property
@@ -69,7 +69,7 @@ class Letter:
 
     @property
     def type(self) -> str | None:
-        """Type, or None."""
+        """Type of the message, or None."""
         return self._record.headers.get(record.TYPE_MARK) if self._record else None
 
     @property
@@ -113,7 +113,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The field that a condition reads. A field of the headers or the body also has a path."""
+    """The field that a condition reads. A field in the headers or in the body also has a path."""
 
     name: str
     path: tuple[str | int, ...] = ()
@@ -130,7 +130,7 @@ class Field:
         return "".join(parts)
 
     def of(self, message: DeadLetter, now_ms: int) -> Any:
-        """Return the field's value in a message, or _MISSING if the message lacks the field."""
+        """Return the value of the field in a message, or _MISSING if there is no such field."""
         if self.name == "header":
             return message.headers.get(str(self.path[0]), _MISSING)
         if self.name == "body":
@@ -204,7 +204,7 @@ class Condition:
         return f"{self.where}{blank}{self.operator}{blank}{self.operand}"
 
     def fits(self, message: DeadLetter, now_ms: int) -> bool:
-        """Return whether a message matches."""
+        """Return whether a message meets the condition."""
         found = self.where.of(message, now_ms)
         if found is _MISSING:
             return self.operator == "!="

@@ -1,11 +1,12 @@
 """Open a topic: create it or read its settings, and write the settings to its slots.
 
-The settings of an open topic are read again after 30 s (`FOLLOW_S` of `context`), so that running
-programs follow `Admin.topic_set`.
+After 30 s (`FOLLOW_S` of `context`), the client reads the settings of an open topic again. So
+running programs follow a change by `Admin.topic_set`.
 
 This module also warns if Redis may evict keys, because an eviction removes messages without an
-error. The eviction policy is read when a topic is created and when a worker starts. It is read from
-`INFO`, so users need no right to `CONFIG`. Users without a right to `INFO` get no warning.
+error. RMQ reads the eviction policy when a topic is created and when a worker starts. It reads the
+policy from `INFO`, so users need no right to `CONFIG`. Users without a right to `INFO` get no
+warning.
 """
 
 from __future__ import annotations
@@ -66,10 +67,7 @@ def advice(policy: str | None) -> str | None:
 
 
 def warn() -> Flow[None]:
-    """Log a warning if Redis may evict keys.
-
-    On a Redis Cluster, one node is checked.
-    """
+    """Log a warning if Redis may evict keys. On a Redis Cluster, only one node is checked."""
     with suppress(RMQError):
         info: bytes = yield RawCommand("info", "INFO", "memory")
         found = _POLICY.search(info)
@@ -88,11 +86,11 @@ SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[bool]:
     """Open the topic. Return whether this call created the topic.
 
-    With `fails_fast`, reads fail immediately if a master node cannot be reached.
+    If `fails_fast` is True, reads fail immediately if a master node cannot be reached.
 
     The first client that writes the topic's hash chooses the settings. This client then creates the
-    slots, each with the topic's creation time. If the client dies before the last slot, the next
-    client that opens the topic creates the missing slots.
+    slots, and each slot gets the topic's creation time. If the client dies before the last slot,
+    the next client that opens the topic creates the missing slots.
 
     Raises:
         TopicNotFound: The topic does not exist, and `create` is False.
@@ -154,11 +152,11 @@ def _declared(context: TopicContext, dead_to: DeadTo | None) -> TopicContext | N
 
 
 def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[str, Any]]:
-    """Add the topic's number of slots to the setting `dead_to`.
+    """Add the number of slots to the setting `dead_to`, which names a topic.
 
     Raises:
-        InvalidValue: `dead_to` names the topic itself, a topic with groups, or a topic that does
-            not exist and that this program has not declared.
+        InvalidValue: `dead_to` names the topic itself, or a topic with groups. Or it names a topic
+            that does not exist, and this program has not declared it.
     """
     dead_to: DeadTo | None = requested.get("dead_to")
     if dead_to is None:
@@ -215,10 +213,10 @@ def _refuse_lookalike(context: TopicContext) -> Flow[None]:
 
 
 def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
-    """Wait until the client that has just created the topic has created its slots.
+    """Wait until the client that creates the topic has created all slots.
 
-    Slots are created in order, so it is enough to check the last slot. If the creating client died,
-    the wait ends after some time. The next client that sends or receives creates the missing slots.
+    Slots are created in order, so only the last slot is checked. If the creating client died, the
+    wait ends after some time. The next client that sends or receives creates the missing slots.
     """
     last = context.slots[-1].slot
     exists: Command[bool] | RawCommand = RawCommand("open", "EXISTS", last)
@@ -231,7 +229,7 @@ def _await_slots(context: TopicContext, fails_fast: bool) -> Flow[None]:
 
 
 def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
-    """Raise an error for a topic that is being deleted, together with new messages."""
+    """Raise an error if the topic is being deleted. New messages would be deleted with it."""
     if "deleting" in reply.kept:
         raise TopicVanished(
             f"topic {context.name!r} is being deleted; open it again when that is done to start it "
@@ -240,7 +238,7 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
 
 
 def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -> Flow[None]:
-    """Write the topic's new settings to its slots, and use the settings afterwards.
+    """Write the topic's new settings to its slots, and then use the settings.
 
     Other threads use the old settings until all slots have the new settings. So no message is sent
     with the new number of slots while a slot still accepts messages with the old number.
@@ -256,7 +254,7 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
-    """From now on, use the settings of a topic that a script has returned.
+    """Use the settings of a topic that a script has returned.
 
     The argument `is_ready` says whether every slot has these settings.
     """
@@ -264,15 +262,13 @@ def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bo
 
 
 def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
-    """Write the settings of the context to every slot.
-
-    Return whether every slot has these settings now.
+    """Write the settings of the context to every slot. Return whether every slot now has them.
 
     Args:
         context: The topic.
-        spare_away: Whether to skip slots whose master node cannot be reached, if all other slots
-            already had these settings. The skipped slots then also have the settings, unless a
-            client died while it wrote the settings.
+        spare_away: Whether to skip slots whose master node cannot be reached. A slot is skipped
+            only if all other slots already had these settings. The skipped slot then also has the
+            settings, unless a client died while it wrote them.
 
     Raises:
         TopicVanished: A slot belongs to an earlier topic of this name.
@@ -309,8 +305,8 @@ def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[boo
     new topic.
 
     Returns:
-        Whether the topic was resized. In this case no message is gone, and the refused call can be
-        repeated.
+        Whether the topic was resized. Then no message is gone, and the caller can repeat the
+            refused call.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis did not answer, and the topic may have been resized.
@@ -346,10 +342,10 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
     Args:
         context: The topic.
         error: Error of the refused call. It is raised if the topic was not resized.
-        times: Number of resizes during the call so far.
+        times: How often the topic was resized during the caller's work so far.
 
     Returns:
-        The new number of resizes.
+        The new value of `times`.
     """
     is_resized = yield from forget_if_recreated(context, error)
     if not is_resized or times >= RESIZES_IN_CALL:
@@ -389,7 +385,7 @@ def _revision(reply: TopicReply) -> int:
 def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[None]:
     """Open the topic if necessary. If its settings are old, read them again.
 
-    With `fails_fast`, reads fail immediately if a master node cannot be reached.
+    If `fails_fast` is True, reads fail immediately if a master node cannot be reached.
     """
     try:
         yield from _ensure_open(context, create, fails_fast)
@@ -401,7 +397,7 @@ def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = F
 
 
 def open_for(context: TopicContext, id: Id) -> Flow[MessageId]:
-    """Open a topic that exists, if necessary. Check the id of a message, and return it.
+    """Open an existing topic if necessary. Check the id of a message, and return the id.
 
     Raises:
         InvalidValue: The id belongs to another topic, or to a slot that this topic does not have.
@@ -412,9 +408,9 @@ def open_for(context: TopicContext, id: Id) -> Flow[MessageId]:
 
 
 def follow_ids(context: TopicContext, ids: Iterable[Id | None]) -> Flow[bool]:
-    """Read the settings of an open topic again if an id belongs to a slot that is not known.
+    """Read the settings of an open topic again if an id belongs to an unknown slot.
 
-    Another program may have resized the topic. Then this client may get ids of new slots.
+    If another program has resized the topic, this client may get ids of new slots.
 
     Returns:
         Whether the settings were read again.
@@ -433,7 +429,7 @@ def follow_ids(context: TopicContext, ids: Iterable[Id | None]) -> Flow[bool]:
 def has_slot(context: TopicContext, index: int) -> Flow[bool]:
     """Return whether an open topic has the slot with this index.
 
-    The settings are read again if the slot seems to be missing, because another program may have
+    If the slot seems to be missing, the settings are read again, because another program may have
     resized the topic.
 
     Raises:
@@ -454,8 +450,8 @@ def _ensure_open(context: TopicContext, create: bool, fails_fast: bool) -> Flow[
 def _follow(context: TopicContext) -> Flow[None]:
     """Read the settings of an open topic again.
 
-    The settings are not compared with the settings in the program, because a change of the topic
-    must not stop a running program.
+    The function does not compare the settings with the settings in the program, because a change of
+    the topic must not stop a running program.
 
     Raises:
         TopicVanished: The topic was deleted, or deleted and created again.

@@ -43,7 +43,7 @@ class TopicOverview:
     Attributes:
         context: Keys of the topic, and its settings if they could be read.
         slots: Counts of each slot, with the names that `Admin.stats` uses.
-        lateness: Counts of deliveries by lateness, since the topic was created.
+        lateness: Number of deliveries by lateness, since the topic was created.
         error: Reason why the topic cannot be read, or None.
     """
 
@@ -59,25 +59,25 @@ class TopicOverview:
 
     @property
     def settings(self) -> Settings:
-        """The topic's settings. Use this only if `error` is None."""
+        """The topic's settings. Use this attribute only if `error` is None."""
         return self.context.settings
 
     @property
     def total(self) -> dict[str, int]:
-        """The counts of the topic, added up over its slots. Use this only if `error` is None."""
+        """The sum of the counts of all slots. Use this attribute only if `error` is None."""
         return stats.total(self.slots)
 
 
 def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
     """Read the settings and counts of topics, and return them in the order of `names`.
 
-    If a topic cannot be read, its item has an `error`.
+    If a topic cannot be read, the attribute `error` of its item says why.
 
     Args:
         prefix: Prefix of all keys.
         names: Names of the topics.
-        partly: Whether a missing master node is recorded as the `error` of its topics. If False,
-            the error is raised.
+        partly: Whether a missing master node is only recorded as the `error` of its topics. If
+            False, the error is raised.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -135,7 +135,7 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names in the list of topics, sorted. Invalid names are omitted."""
+    """Return the names in the list of topics, sorted. Names that are not valid are left out."""
     members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
     names = (member.decode(errors="replace") for member in members)
     return sorted(name for name in names if NAME.fullmatch(name))
@@ -144,7 +144,7 @@ def topics(prefix: str) -> Flow[list[str]]:
 def stored_topics(prefix: str) -> Flow[set[str]]:
     """Return the names of all topics in Redis, even if they are missing from the list of topics.
 
-    This reads the names of all keys with the command SCAN.
+    The function reads the names of all keys with the command SCAN.
     """
     pattern = topic_key(prefix, "*")
     begin, _, end = pattern.partition(b"*")

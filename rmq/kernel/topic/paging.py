@@ -1,9 +1,7 @@
-"""Read the messages of a slot's queue in parts.
-
-Several readers may read parts at the same time.
+"""Read the messages of a slot's queue in parts. Several readers may read at the same time.
 
 The function `page` returns messages. A `SpanReader` returns columns, for programs that process
-columns. Reading does not change anything in Redis.
+columns. Reading changes nothing in Redis.
 """
 
 from __future__ import annotations
@@ -37,13 +35,13 @@ _COUNTS = {
 
 
 class Span(NamedTuple):
-    """A part of one queue of one slot, as a range of scores.
+    """A part of a queue of one slot, as a range of scores.
 
     Attributes:
         slot: Index of the slot.
         low: Smallest score.
         high: Score at which the next part begins. This part has only smaller scores.
-        messages: Number of messages at the time when the queue was divided into parts.
+        messages: Number of messages when the queue was divided into parts.
     """
 
     slot: int
@@ -78,7 +76,7 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
 def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[list[Span]]:
     """Divide a queue of a slot into parts of about the same size.
 
-    A small queue gets fewer parts than requested.
+    A small queue gets fewer parts than you ask for.
     """
     queue = parse_queue(queue)
     pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
@@ -109,7 +107,7 @@ def page(
 ) -> Flow[Page]:
     """Read the next messages of a part of a queue.
 
-    If `raw` is True, the bodies are not decoded: each message has its stored record instead.
+    If `raw` is True, the bodies are not decoded. Each message then has its stored record.
     """
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
@@ -144,10 +142,9 @@ class QueueBlock(NamedTuple):
         max_retries: Value of the topic's setting `max_retries`.
         ids: Ids of the messages, 16 bytes each, concatenated.
         scores: Scores of the messages in the queue.
-        records: Envelope and body as stored in Redis, or empty if the record is missing.
-        failures: Failure entries, or empty for a message that never failed.
-        lease_ends: End of the shared lease in epoch ms, or None if the delivery has no shared
-            lease.
+        records: Envelope and body as stored in Redis. Empty if the record is missing.
+        failures: Encoded failures of each message. Empty for a message that never failed.
+        lease_ends: End of the shared lease in epoch ms. None if the delivery has no shared lease.
     """
 
     topic: str
@@ -163,7 +160,7 @@ class QueueBlock(NamedTuple):
 
     @staticmethod
     def joined(blocks: Sequence[QueueBlock]) -> QueueBlock:
-        """Join successive blocks of one queue of a slot."""
+        """Join successive blocks of a queue into one block."""
         last = blocks[-1]
         if len(blocks) == 1:
             return last
@@ -215,7 +212,7 @@ class QueueBlock(NamedTuple):
         return [last.deliveries if last else 0 for last in self.last_failures()]
 
     def due_ms(self) -> list[int] | None:
-        """Return the due time of each waiting message, or 0 for a message that has a priority.
+        """Return the due time of each waiting message. It is 0 for a message that has a priority.
 
         Return None if no message has a due time.
         """
@@ -226,10 +223,8 @@ class QueueBlock(NamedTuple):
     def leases_until_ms(self) -> list[int | None] | None:
         """Return when the lease of each message in flight ends, in epoch ms.
 
-        An item is None if the end is unknown.
-
-        For messages in the trash, the times say when they are dropped. For other queues, return
-        None.
+        The time is None if the end of a lease is unknown. For messages in the trash, the times say
+        when the messages are dropped. For other queues, return None.
         """
         if self.queue == "prepare":
             return [
@@ -241,14 +236,14 @@ class QueueBlock(NamedTuple):
         return None
 
     def held_by_query(self) -> list[bool]:
-        """Return for each message in flight whether it is in flight for a query."""
+        """Return for each message in flight whether a query has it."""
         return [score >= HELD_MIN for score in self.scores]
 
 
 class SpanReader:
     """Reads a part of a queue page by page.
 
-    After an error, you may call `read` again: it continues after the last page.
+    After an error, you may call `read` again. It continues after the last page.
 
     Args:
         keys: Keys of the slot.
@@ -309,7 +304,7 @@ class SpanReader:
 
 
 class QueuePart(NamedTuple):
-    """A part of a queue, with all that a reader needs to read it.
+    """Describes a part of a queue. It has everything that a reader needs to read this part.
 
     The reader, for example a task of Spark, need not read the topic's settings.
 
@@ -333,15 +328,14 @@ def open_queue(
 ) -> Callable[[], QueueBlock | None]:
     """Return a function that reads a part of a queue page by page.
 
-    The function returns None after the last page.
-
-    If it raises an error, you may call it again.
+    Each call of the function returns a page, or None after the last page. If a call raises an
+    error, you may call the function again.
 
     Args:
         transport: Transport of a client, which sends the commands.
         part: Part of the queue.
-        rows: Maximum number of messages per page, 1 to 1000. A page ends after 4 MiB of records
-            or 16 MiB of large bodies.
+        rows: Maximum number of messages per page, 1 to 1000. A page ends after 4 MiB of records or
+            16 MiB of large bodies.
         bodies: Whether to fetch large bodies from Redis.
         records: Whether to fetch records. If False, the records in the pages are empty.
     """

@@ -1,4 +1,4 @@
-"""Read messages of a topic: one message, or a page of a queue, with their large bodies.
+"""Read messages of a topic with their large bodies: one message, or a page of a queue.
 
 Each call keeps Redis busy for a few milliseconds at most. Large bodies are read by plain commands,
 as `rmq.kernel.core.record` explains.
@@ -39,7 +39,7 @@ NOT_SUMMED = (
 
 
 def _deadline(member: QueueMember) -> datetime | None:
-    """Return the end of the lease of a message in flight, or None if it is unknown."""
+    """Return when the lease of a message in flight ends, or None if this is unknown."""
     if member.score < SHARED_MIN:
         return moment(receipt_deadline_ms(member.score))
     return moment(member.lease_end_ms) if member.lease_end_ms else None
@@ -52,8 +52,8 @@ def messages_of(
 
     If a part of a message cannot be read, its attribute `unreadable` says so.
 
-    If `raw` is True, the bodies are not decoded: each message has its stored record instead. The
-    total size of the decompressed bodies is limited to the limit for one body.
+    If `raw` is True, the bodies are not decoded. Each message then has its stored record. The limit
+    for one body is also the limit for the total size of all decompressed bodies.
     """
     shared = SharedLimit()
     return [_message_of(member, max_retries, None if raw else shared) for member in members]
@@ -102,7 +102,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
 
 
 def awaited_key(member: QueueMember) -> str | None:
-    """Return the key of the event for which a message is suspended, or None."""
+    """Return the key of the event that a suspended message waits for, or None."""
     is_waiting = member.queue == "store" and member.wait.startswith(WAITING)
     return member.wait[WAIT_HEAD:].decode("utf-8", "replace") if is_waiting else None
 
@@ -110,7 +110,7 @@ def awaited_key(member: QueueMember) -> str | None:
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
     """Return the decoded body of a message.
 
-    If the message collects several bodies, return a list of these bodies.
+    If the message has collected several bodies, return a list of these bodies.
     """
     if not entry.flags & record.COLLECTS:
         record.check_body(entry.flags)
@@ -133,7 +133,7 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
 
 
 def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
-    """Read the body of a message from the object store, if this process has access."""
+    """Read the body of a message from the object store, if this process has access to the store."""
     with suppress(DecodeError):
         entry = record.read(member.record)
         packed = reference_of(entry.codec, entry.body)
@@ -147,7 +147,7 @@ def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
-    """Read large bodies, and put them into messages in place of the references."""
+    """Read the large bodies of messages, and put each body in the place of its reference."""
     by_slot: dict[int, list[int]] = {}
     for at in record.positions([member.record for member in members]):
         by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
@@ -174,13 +174,13 @@ class CallSize:
         self.count = min(self._most, FIRST_CALL)
 
     def learn(self, members: Sequence[QueueMember]) -> None:
-        """Choose the number for the next call by the average size of the messages just read."""
+        """Choose the number for the next call from the average size of the last messages."""
         size = sum(len(m.record) + len(m.failure) for m in members) // len(members)
         self.count = min(self._most, self.count * 4, max(1, CALL_BYTES // (size + 1)))
 
 
 class MemberPage(NamedTuple):
-    """A page of a queue, and where the next page begins.
+    """A page of a queue, and the position of the next page.
 
     The next page begins at the score in `edge`. It skips the first `skip` messages with this score.
     """
@@ -195,8 +195,8 @@ def next_page(
 ) -> Flow[MemberPage]:
     """Read a page of a queue between two scores.
 
-    The first `skip` messages with the first score are omitted. The next page begins at the last
-    score of this page. Few messages have the same score, so Redis has to skip only a few messages.
+    The first `skip` messages with the first score are left out. The next page begins at the last
+    score of this page. Few messages have the same score, so Redis skips only a few messages.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
@@ -243,7 +243,7 @@ def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flo
 
 
 class ScoreRange(NamedTuple):
-    """A range of scores as arguments of ZRANGEBYSCORE, and the direction of reading."""
+    """A range of scores, as arguments of ZRANGEBYSCORE, and the direction of reading."""
 
     low: str
     high: str
@@ -265,11 +265,11 @@ PRIORITIES = ScoreRange("17", f"({PRIORITY_END}", True)
 
 
 def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequence[ScoreRange]:
-    """Return ranges of scores in the order in which a queue is shown to people.
+    """Return ranges of scores in the order in which people see the messages of a queue.
 
-    Waiting messages (the StoreQueue) are shown in the order of delivery: due messages, messages
-    with priorities, retries. Messages that are held back by their group come next, and messages
-    with a future due time come last.
+    Waiting messages (the StoreQueue) are shown in the order of delivery. Due messages come first,
+    then messages with priorities, then retries. Messages that are held back by their group come
+    next. Messages with a future due time come last.
     """
     if queue != "store":
         return ALL
@@ -333,7 +333,7 @@ class SlotReader:
         return []
 
     def _is_before(self, member: QueueMember, down: bool) -> bool:
-        """Return whether a message is at the start position, or before it."""
+        """Return whether a message is at the start position or before it."""
         if self._after is None or member.score != self._after.score:
             return False
         name = member_of(member.id)

@@ -1,4 +1,4 @@
-"""Read the samples of topics' counts that `rmq server` has stored.
+"""Read stored samples of the counts of topics. `rmq server` has stored these samples.
 
 `kernel/core/history.py` describes the samples.
 """
@@ -22,8 +22,8 @@ def stored(
 ) -> Flow[list[list[Figures]]]:
     """Return the stored samples of each topic since a time.
 
-    Only the given rings are read; each ring has samples of one resolution. A round trip reads all
-    topics. The samples are not sorted, and a sample may occur twice.
+    Each ring has samples of one resolution, and only the given rings are read. A round trip reads
+    all topics. The samples are not sorted, and a sample may occur twice.
     """
     found: list[list[Figures]] = [[] for _ in contexts]
     for ring in rings:
@@ -51,7 +51,7 @@ def before(
 ) -> Flow[list[tuple[Figures | None, ...]]]:
     """Return a sample of each topic for each of the given ages.
 
-    The result for an age is the newest sample that is at least that old. If all samples are
+    For each age, the result is the newest sample that has at least this age. If all samples are
     younger, the result is the oldest sample.
 
     Args:

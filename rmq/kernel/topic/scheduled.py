@@ -1,9 +1,11 @@
 """Keep the list of topics that have schedules, so that a scheduler reads no other topics.
 
 An entry has the name of a topic, its creation time, and a generation. The generation counts how
-many times the topic's last schedule was deleted. A schedule is stored in two steps. First the entry
-is added to the list. Then the schedule is stored, unless the generation has changed. So each topic
-with schedules is in the list, and entries of earlier generations can be removed at any time.
+often the topic's last schedule was deleted.
+
+A schedule is stored in two steps. First the entry is added to the list. Then the schedule is
+stored, unless the generation has changed. So each topic with schedules is in the list, and entries
+of earlier generations can be removed at any time.
 """
 
 from __future__ import annotations
@@ -35,21 +37,24 @@ class Listed(NamedTuple):
 def add(context: TopicContext, generation: bytes) -> Flow[None]:
     """Add a topic to the list of topics that have schedules.
 
-    The topic's settings must have been read.
+    Read the topic's settings before you call this function.
     """
     entry = Listed(context.name, context.created, generation)
     yield RawCommand(ADD, "SADD", scheduled_key(context.prefix), entry.pack())
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return the topics in the list of topics with schedules. Invalid entries are omitted."""
+    """Return the topics in the list of topics with schedules.
+
+    Entries that are not valid are left out.
+    """
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
     entries = [_ENTRY.fullmatch(member) for member in members]
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]
 
 
 def relist(context: TopicContext) -> Flow[None]:
-    """Add a topic to the list again if it has schedules.
+    """Add a topic to the list of topics with schedules, if it has schedules.
 
     This repairs a list that another program has changed.
     """

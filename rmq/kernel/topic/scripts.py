@@ -25,7 +25,7 @@ class TidyReply(NamedTuple):
 
 
 def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
-    """Drop dead letters and other data of a slot whose configured retention has ended."""
+    """Drop dead letters and other data of a slot after their retention time."""
     return script_call(
         "tidy", keys, [clock.now_us, limit], lambda reply: TidyReply(reply[0], reply[1] == 1)
     )
@@ -56,14 +56,14 @@ class QueueMember(NamedTuple):
 
 
 class SlotCounts(NamedTuple):
-    """The complete reply of the script `stats`, with the counts of lateness."""
+    """The complete reply of the script `stats`, which includes the counts of lateness."""
 
     counts: dict[str, int]  # by the names of STATS
     lateness: Counts
 
 
 class LocateReply(NamedTuple):
-    """The reply to the script `locate`: the slot's counts, and a one-letter code for each id."""
+    """The reply to the script `locate`: the counts of the slot, and one letter for each id."""
 
     newest: int  # acceptance number of the slot's newest message
     waiting: int
@@ -87,7 +87,7 @@ def ready_count(keys: SlotKeys) -> Command[int]:
 
 
 def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
-    """Read a message from any queue, or return None if it is in no queue."""
+    """Find a message in the queues of a slot. The result is None if no queue has the message."""
 
     def parse(reply: list[Any]) -> QueueMember | None:
         if reply[0] == b"gone":
@@ -130,7 +130,7 @@ def peek(
 ) -> Command[list[QueueMember]]:
     """Read a page of one queue of a slot.
 
-    The stored records of the messages are included if `records` is True.
+    If `records` is True, the page includes the stored records.
     """
 
     def parse(reply: list[Any]) -> list[QueueMember]:
@@ -181,18 +181,18 @@ def cancel(
     running: bool = False,
     receipt: float | None = None,
 ) -> Command[str]:
-    """Cancel waiting messages of a slot, and request the cancellation of deliveries.
+    """Cancel waiting messages of a slot, and ask consumers to cancel deliveries.
 
     Args:
         context: Topic of the messages.
         keys: Keys of the slot.
         session: Replay session of the call.
         ids: Ids of the messages, 1 to 200.
-        running: Whether to request the cancellation of messages that are in flight.
+        running: Whether to ask for the cancellation of messages that are in flight.
         receipt: Score of a receipt. If set, only the delivery with this receipt is cancelled.
 
     Returns:
-        A one-letter code for each id, as lua/cancel.lua describes.
+        One letter for each id, as lua/cancel.lua describes.
     """
     score = b"" if receipt is None else repr(receipt).encode()
     return script_call("cancel", keys, [
@@ -229,17 +229,14 @@ def peek_columns(
 
 
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:
-    """Return the counts of a slot.
-
-    The constant STATS has the names of the counts.
-    """
+    """Return the counts of a slot. The constant STATS has the names of the counts."""
     return script_call(
         "stats", keys, [clock.now_us], lambda reply: dict(zip(STATS, reply[:-1], strict=True))
     )
 
 
 def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
-    """Return the counts of a slot, and how late its deliveries were, as a histogram.
+    """Return the counts of a slot, and a histogram that shows how late its deliveries were.
 
     Consumers report the lateness of deliveries with the script `lateness_report`.
     """
@@ -263,7 +260,7 @@ class TopicReply(NamedTuple):
 
 
 class SlotDeleteReply(NamedTuple):
-    """The reply to the script `slot_delete`, with the numbers of the slot's messages.
+    """The reply to the script `slot_delete`, which includes the counts of the slot.
 
     Attributes:
         state: 1 if the slot was deleted, 0 if not, -1 if the slot belongs to a newer topic. -2 if
@@ -288,7 +285,7 @@ def _topic_reply(reply: list[Any]) -> TopicReply:
 def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
     """Create a topic if it does not exist, and return its settings.
 
-    If `create` is None, the topic is not created.
+    If `create` is None, only read.
     """
     return Command(
         script_loader.load("topic"),

@@ -1,8 +1,8 @@
 """Number commands, so that Redis executes a command once even if it is sent twice.
 
-A replay session is a name under which one caller at a time sends numbered commands to a slot. The
-slot remembers the last number and its reply (`lua/lib/replay.lua`). If the same number comes again,
-the slot returns this reply.
+A replay session is a name. One caller at a time sends numbered commands to a slot under this name.
+The slot remembers the last number and its reply (`lua/lib/replay.lua`). If the same number comes
+again, the slot returns this reply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rmq.kernel.core import process
 
 
 class ReplaySession:
-    """The name of a replay session, and the number of the last command that was sent with it.
+    """A replay session: its name, and the number of the last command that was sent with it.
 
     Attributes:
         call: Name and number of the current command, as an argument of a script.
@@ -38,10 +38,9 @@ class ReplaySession:
 class ReplaySessions:
     """The replay sessions of one client.
 
-    No two commands use the same session at the same time.
-
-    A forked child starts its own sessions. If a child used a session of its parent, the child would
-    receive replies to the parent's commands.
+    No two commands use the same session at the same time. A forked child starts its own sessions.
+    If a child used a session of its parent, the child would receive replies to the parent's
+    commands.
     """
 
     __slots__ = ("_free", "_generation", "_made", "_stem")
@@ -66,10 +65,7 @@ class ReplaySessions:
             self.give(session)
 
     def take(self) -> ReplaySession:
-        """Return a session, with its next number, for one command.
-
-        Give the session back with `give`.
-        """
+        """Return a session, with its next number, for one command. Give it back with `give`."""
         if self._generation != process.generation:
             self._start()
         try:
@@ -81,7 +77,7 @@ class ReplaySessions:
         return session
 
     def give(self, *sessions: ReplaySession) -> None:
-        """Make sessions available for other commands, after their replies have arrived."""
+        """Make sessions available for other commands, after the replies have arrived."""
         for session in sessions:
             if session.name.startswith(self._stem, 1):
                 self._free.append(session)

@@ -1,10 +1,10 @@
 """Choose the slot of a message: by its slot basis, or one slot after another.
 
-Messages with the same slot basis, which is a text, are in the same slot.
+A slot basis is a text. Messages with the same slot basis are in the same slot. The index of the
+slot is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes, modulo the number of slots.
 
-The index of the slot is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes, modulo the
-number of slots. Programs in other languages can compute the same index.
-tests/unit/kernel/topic/test_slot_choice.py has test vectors.
+Programs in other languages can compute the same index. tests/unit/kernel/topic/test_slot_choice.py
+has test vectors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUN_LENGTH = 100
 def slot_of(basis: str | bytes, slots: int) -> int:
     """Return the index of the slot for a slot basis.
 
-    The result depends only on the basis and the number of slots.
+    The index depends only on the basis and the number of slots.
     """
     if isinstance(basis, str):
         basis = utf8(basis, "slot_basis")
@@ -34,9 +34,10 @@ def slot_of(basis: str | bytes, slots: int) -> int:
 
 
 def slot_rotation(slots: int, start: int = 0) -> Iterator[int]:
-    """Return an endless iterator over the slots, for messages without a basis.
+    """Return an endless iterator over the slots, for messages without a slot basis.
 
-    The iterator returns each slot RUN_LENGTH times in succession. Several threads may use it.
+    The iterator returns each slot RUN_LENGTH times before the next slot. Several threads may use
+    it.
     """
     start %= slots
     return cycle(chain(range(start, slots), range(start)))

@@ -62,10 +62,11 @@ COUNTERS = {
 class DueCount(NamedTuple):
     """The number of timed messages that are due within a period.
 
+    Each period begins at the end of the previous period.
+
     Attributes:
         within_s: End of the period, in seconds from now. With 0, messages that are due now are
-            counted. With None, the period has no end. Each period begins at the end of the previous
-            period.
+            counted. With None, the period has no end.
         messages: Number of messages.
     """
 
@@ -93,31 +94,34 @@ def check_steps(steps: Sequence[Duration]) -> list[int]:
 
 
 def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Return the counts of each slot without changing anything."""
+    """Return the counts of each slot. Nothing is changed in Redis."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats(keys) for keys in context.slots]))
 
 
 def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
-    """Return the counts of each slot, and how late its deliveries were, as a histogram."""
+    """Return the counts of each slot, and a histogram that shows how late its deliveries were."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([scripts.stats_and_lateness(keys) for keys in context.slots]))
 
 
 def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
-    """Drop data whose configured retention has ended, and return the counts of each slot."""
+    """Drop data after its retention time, and return the counts of each slot."""
     yield from opening.ensure_open(context, create=False)
     yield from tidy.tidy_if_allowed(context)
     return (yield from counts(context))
 
 
 def stats(context: TopicContext) -> Flow[dict[str, int]]:
-    """Drop data whose configured retention has ended, and return the counts of a topic."""
+    """Drop data after its retention time, and return the counts of a topic."""
     return total((yield from stats_by_slot(context)))
 
 
 def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
-    """Count the messages of a topic that have a due time, by due time. Change nothing in Redis."""
+    """Count the messages of a topic that have a due time, by due time.
+
+    Nothing is changed in Redis.
+    """
     steps_ms = check_steps(steps)
     yield from opening.ensure_open(context, create=False)
     by_slot: list[list[int]] = yield from pipeline(

@@ -1,4 +1,4 @@
-"""Drop dead letters and other data of slots whose configured retention has ended.
+"""Drop dead letters and other data of slots after their retention time.
 
 A command that acks, rejects or receives messages tidies its own slot. Consumers tidy the other
 slots once a minute. Each call that reads the counts or the dead letters of a topic first tidies the
@@ -24,7 +24,7 @@ ROUNDS_MAX = 1000  # rounds per call; the next call continues
 def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
     """Drop old data of all slots of a topic. Return the number of dropped dead letters.
 
-    With `fails_fast`, commands fail immediately if a master node cannot be reached.
+    If `fails_fast` is True, commands fail immediately if a master node cannot be reached.
     """
     slots, dropped = list(context.slots), 0
     for _ in range(ROUNDS_MAX):
@@ -40,7 +40,10 @@ def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
 
 
 def tidy_if_allowed(context: TopicContext) -> Flow[None]:
-    """Drop old data of a topic, unless this user may not write, or Redis has no memory left."""
+    """Drop old data of a topic.
+
+    Do nothing if this user may not write, or Redis has no memory left.
+    """
     try:
         yield from tidy(context)
     except (AccessDenied, QueueFull):

@@ -1,9 +1,11 @@
 """Remove bodies from the object store when their messages are gone.
 
-When a script removes such a message, it adds a tombstone in the same step
-(lua/lib/records/large_bodies). A tombstone is an entry that names the object to remove. It is
-deleted after the object was removed. So an object is never removed before its message. If a process
-dies, another process removes the object. It is harmless to remove an object twice.
+When a script removes a message with a stored body, it adds a tombstone in the same step
+(lua/lib/records/large_bodies). A tombstone is an entry that names the object to remove. A process
+removes the object, and then deletes the tombstone. So an object is never removed before its
+message.
+
+If a process dies, another process removes the object. It is harmless to remove an object twice.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Removed(NamedTuple):
 
 
 def remove_objects(keys: SlotKeys) -> Flow[Removed]:
-    """Remove the objects that are named by the tombstones of a slot.
+    """Remove the objects that the tombstones of a slot name.
 
     A tombstone remains if its store is unavailable, or if this process has no access to the store.
     """
