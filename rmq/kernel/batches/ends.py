@@ -1,11 +1,10 @@
-"""Report to a batch how its members have ended. A member is a message of the batch.
+"""Tell a batch how its members have ended. A member is a message of the batch.
 
-When a member ends, the script stores its end in the slot of the member. The script cannot write to
-the batch, because the batch may be in another slot or on another server.
+When a member ends, Redis records this in the slot of the member. Redis cannot change the batch in
+the same step, because the batch may be in another slot or on another server.
 
-A process that settles members then reports all ends that are stored in the slot. Some members end
-in another way: they are purged, or their process dies before its report. Consumers of the topic and
-`rmq server` report these ends.
+A process that settles members then reports these records to the batch. Consumers of the topic and
+`rmq server` report all other records, for example of purged members.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rmq.kernel.transport.flow.steps import Flow
 
 
 def report(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
-    """Report the ends that are stored in a slot to their batches.
+    """Tell batches how their members in a slot have ended.
 
     Returns:
         Slots (topic and index) that may now have a callback to send.

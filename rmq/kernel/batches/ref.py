@@ -28,7 +28,7 @@ class BatchRef(NamedTuple):
 def parse_ref(text: str) -> BatchRef | None:
     """Parse the header that names the batch of a member.
 
-    Return None if the header is not from RMQ.
+    Return None if RMQ did not write the header.
     """
     parts = text.split(" ")
     if len(parts) != 4 or not parts[1].isdigit():

@@ -38,7 +38,7 @@ def _pairs(reply: Any) -> list[tuple[bytes, bytes]]:
 
 
 def parse_entry(name: str, text: bytes) -> BatchRef | None:
-    """Parse an entry of the list of batches. Return None if the entry is not from RMQ."""
+    """Parse an entry of the list of batches. Return None if RMQ did not write the entry."""
     topic, _, slot = text.decode("utf-8", "replace").partition(" ")
     is_slot = slot.isascii() and slot.isdigit() and len(slot) <= len(str(SLOTS_MAX))
     if not is_slot or not NAME.fullmatch(topic) or not NAME.fullmatch(name):

@@ -123,8 +123,8 @@ def batch_end(
 ) -> Command[EndReply]:
     """Report to a batch how members have ended, at most END_MOST members in one call.
 
-    The argument `ends` has pairs of a message id and a letter. If `touched_ms` is given, Redis
-    records the ends only if the batch has not changed since this time.
+    Each pair in `ends` has a message id and a letter. If `touched_ms` is given, Redis records the
+    ends only if the batch has not changed since this time.
     """
     touched = "" if touched_ms is None else touched_ms
     return Command(
@@ -138,9 +138,9 @@ def batch_end(
 def member_ends(
     keys: SlotKeys, reported: Iterable[tuple[bytes, bytes]], limit: int
 ) -> Command[list[tuple[bytes, bytes]]]:
-    """Delete ends that were reported from a slot, and return more ends from this slot.
+    """Delete entries of a slot that were reported, and return more entries of this slot.
 
-    An end says how a member of a batch has ended.
+    An entry says how a member of a batch has ended.
     """
 
     def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:

@@ -41,11 +41,9 @@ def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
     """Return a text that identifies a delivery as the owner of a claim.
 
     The text has the message id, the delivery number and a random part. The random part is needed
-    because delivery numbers may repeat.
-
-    If Redis loses the data of its last second, it assigns the delivery numbers of this second
-    again. A claim of this second may still exist in another slot. Without the random part, two
-    deliveries would then be the same owner.
+    because a delivery number can occur twice: if Redis loses the data of its last second, it
+    assigns the numbers of this second again. A claim of this second may still exist in another
+    slot. Without the random part, two deliveries would then be the same owner.
     """
     return f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}".encode()
 
@@ -160,7 +158,10 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
 
 
 def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
-    """Return commands that mark the claims of deliveries as done, or None without claims."""
+    """Return commands that mark the claims of deliveries as done.
+
+    Return None if the deliveries have no claims.
+    """
     claims = claims_of(deliveries)
     return ExtraCommands(_finish_calls(context, claims)) if claims else None
 
@@ -185,7 +186,10 @@ def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> Extra
 
 
 def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> ExtraCommands | None:
-    """Return commands that extend claims to the end of a new lease, or None without claims."""
+    """Return commands that extend claims to the end of a new lease.
+
+    Return None if there are no claims.
+    """
 
     def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
         owners = [c.owner for c in part]

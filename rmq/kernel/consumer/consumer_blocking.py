@@ -70,7 +70,7 @@ class Consumer:
         return self._transport.run(carry_out(self._flows.ack, deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle messages as done, from any process that has their receipts.
+        """Settle messages as done by their receipts. Any process that has the receipts may do this.
 
         Return the receipts whose lease was lost.
         """

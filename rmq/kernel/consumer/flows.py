@@ -1,4 +1,4 @@
-"""Receive and settle deliveries. A blocking or an async client runs these flows.
+"""Receive and settle deliveries. Blocking and async clients run this code.
 
 If a call that settles deliveries gets no reply, the consumer stores the call. Before its next call,
 the consumer repeats the stored call with the same numbers. So a repeated ack succeeds, whether or
@@ -76,16 +76,15 @@ class ConsumerFlows:
     Args:
         context: The topic.
         lease: Lease of each message. Default: the topic's lease.
-        mode: With "at_most_once", messages are settled before they are delivered. The other mode is
-            "at_least_once".
+        mode: "at_least_once", or "at_most_once" to settle messages before they are delivered.
         ordered: Whether each call receives messages of only one slot.
 
     Attributes:
         state: State of the slots.
         open: Unsettled deliveries by message id. They are released when the consumer is closed.
         at_most_once: Whether messages are settled before they are delivered.
-        settles_fast: Whether settling fails immediately if a master node cannot be reached. Workers
-            set this attribute.
+        settles_fast: Whether settling fails immediately if a master node is missing, as in a
+            worker.
     """
 
     def __init__(
@@ -268,11 +267,8 @@ class ConsumerFlows:
     ) -> list[tuple[Lease, bytes]]:
         """Decode the messages of a batch, and append their deliveries to a list.
 
-        If a body is in an object store, its delivery gets a reference to the object. The caller
-        then reads the body.
-
-        Returns:
-            Leases of the messages that cannot be decoded, with the errors.
+        If a body is in an object store, the caller reads it. Return the messages that cannot be
+        decoded.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -350,11 +346,9 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Settle deliveries. Return the deliveries whose lease was lost.
 
-        The function `build` makes the calls. The function `note` records the reply.
-
-        A delivery is skipped if an earlier call of the same verb has settled it. This happens if
-        the reply to the earlier call came late. In mode "at_most_once", Redis has already settled
-        the deliveries, so only `ack` is possible.
+        A delivery is skipped if an earlier call of the same verb has settled it, and its reply came
+        late. In mode "at_most_once", Redis has already settled the deliveries, so only `ack` is
+        possible. The function `build` makes the calls, and the function `note` records the reply.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -441,10 +435,7 @@ class ConsumerFlows:
         return self._settle("ack", deliveries, self._build_ack)
 
     def then(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> Flow[MessageId]:
-        """Add a message that Redis stores when the delivery is acked.
-
-        Return the id of the message.
-        """
+        """Let the ack of a delivery store a message. Return the id of the message."""
         self._check_has_leases()
         open_leases(self.context, [delivery])  # checks that it is unsettled and of this topic
         return self.follow_ups.add(delivery, topic, out)
@@ -486,11 +477,7 @@ class ConsumerFlows:
         kind: str = "r",
         then: Any = (),  # a FollowUpList
     ) -> Flow[list[InnerDelivery]]:
-        """Turn deliveries into dead letters.
-
-        The argument `kind` is the cause: "r" for rejected, "u" for a wrong body, "n" for no
-        handler.
-        """
+        """Turn deliveries into dead letters: "r" rejected, "u" wrong body, or "n" no handler."""
 
         def build(given: list[InnerDelivery], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
@@ -503,10 +490,7 @@ class ConsumerFlows:
     def release(
         self, deliveries: Iterable[InnerDelivery], delay: Duration, event: bytes = b""
     ) -> Flow[list[InnerDelivery]]:
-        """Give deliveries back. This does not count as a failure.
-
-        If `event` is given, the messages wait for this event.
-        """
+        """Give deliveries back. If `event` is given, their messages wait for this event."""
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=not event)
         given, build = list(deliveries), partial(self._build_release, wait_ms, event)
         lost = yield from self._settle("release", given, build)
@@ -523,10 +507,7 @@ class ConsumerFlows:
     def extend(
         self, deliveries: Iterable[InnerDelivery], lease: Duration | None
     ) -> Flow[list[InnerDelivery]]:
-        """Extend leases. A worker's shared lease is only checked.
-
-        Return the deliveries whose lease was lost.
-        """
+        """Extend leases, or check a shared lease. Return the deliveries whose lease was lost."""
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from self._check_leases(deliveries))
@@ -547,10 +528,7 @@ class ConsumerFlows:
         return (yield from extend_unsettled(extend, deliveries))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Check the shared leases of deliveries, and renew their claims.
-
-        Return the lost deliveries.
-        """
+        """Renew the claims of deliveries. Return the deliveries whose shared lease was lost."""
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)

@@ -115,7 +115,8 @@ class Credits:
     ) -> Offer | None:
         """Return one credit for each slot, as an offer that a script stores in Redis.
 
-        Return None if hand-overs to this consumer are not possible. A credit permits hand-overs.
+        A credit permits a number of hand-overs. Return None if hand-overs to this consumer are
+        impossible.
 
         From now on, the credits count as stored, even if the script fails. If Redis may already
         have credits of this consumer, the offer renews these credits.
@@ -149,7 +150,7 @@ class Credits:
         return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Return whether hand-overs can reach the consumer, and whether its wait is long enough."""
+        """Return whether hand-overs can reach the consumer, and are worth their cost."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -201,7 +202,7 @@ class Credits:
 
 
 def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls of `prepare` that read the hand-overs of a slot that did not arrive."""
+    """Return calls of `prepare` that read the lost hand-overs of a slot again."""
     assert state.lease_ms is not None
     sessions = state.credits.standing.pop(keys.index, {}).values()
     return [

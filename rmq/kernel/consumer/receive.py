@@ -52,7 +52,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     """Receive a limited number of messages, and wait for the first message.
 
     Returns:
-        Batches by slot. The list is empty if no message arrived in time. An ordered consumer
+        Batches by slot, or an empty list if no message arrived in time. An ordered consumer
             receives messages of only one slot.
     """
     wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
@@ -108,9 +108,9 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw the credits that may be used or expired. Return the messages that arrived for them.
+    """Withdraw credits for hand-overs that may have been used or may have expired.
 
-    If no message arrived, the consumer visits all slots next.
+    Return the messages that arrived for these credits. If there are none, visit all slots next.
     """
     batches = yield from hand_over.withdraw(state)
     if not batches:
@@ -176,10 +176,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the topic's wake-ups.
-
-    If there are credits for hand-overs, withdraw them first.
-    """
+    """Subscribe to the topic's wake-ups. Before this, withdraw credits for hand-overs."""
     if state.credits.standing:
         state.credits.in_doubt = True
         return
@@ -230,12 +227,10 @@ def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[S
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """Receive messages from slots that have work, without waiting.
 
-    The list `ready_at` says when each slot has work. The caller updates this list with wake-ups and
-    `next_ready`.
-
-    An empty slot records that a consumer sleeps. If the topic has a single slot, the consumer
-    leaves a credit there. The next messages are then handed over to its subscription. An ordered
-    consumer receives messages of only one slot.
+    The list `ready_at` says when each slot has work. The caller updates it with wake-ups and
+    `next_ready`. An empty slot records that a consumer sleeps. If the topic has a single slot, the
+    consumer leaves a credit there. The next messages are then handed over to the consumer's
+    subscription. An ordered consumer receives messages of only one slot.
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False
@@ -264,10 +259,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left.
-
-    Release the messages that arrived for them.
-    """
+    """Withdraw the credits that `receive_ready` left. Release messages that arrived for them."""
     if state.credits.standing:
         yield from hand_back(state)
 
@@ -315,7 +307,9 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 
 
 def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Ask Redis when slots have work. If no slot has work, leave credits in the slots.
+    """Ask Redis when slots have work.
+
+    If no slot has work, leave credits for hand-overs in the slots.
 
     A subscribed consumer usually asks only about slots from which it received messages. Every
     POLL_S seconds it also asks about the other slots, because a wake-up can get lost. If there are
@@ -474,10 +468,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
 
 
 def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Batch]:
-    """Add the stored events to messages that have waited for an event.
-
-    Messages whose leases have ended are left out.
-    """
+    """Add the stored events to messages that have waited. Drop messages whose leases have ended."""
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     found: list[bytes | None] = []
     while len(found) < len(leases.ids):
@@ -506,10 +497,8 @@ def hand_back_interrupted(
 
     After Ctrl-C, the call waits until its messages are released. After any other interruption, the
     call ends immediately. The messages are then released in the background, or by the consumer's
-    next call.
-
-    Each exception that is not from RMQ counts as an interruption, because a time limit may raise
-    any exception.
+    next call. A time limit may raise any exception. So any exception that is not from RMQ counts as
+    an interruption.
     """
     state.undelivered += batches
     if isinstance(error, GeneratorExit) or not state.may_have_messages():

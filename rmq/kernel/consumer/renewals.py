@@ -23,7 +23,7 @@ Note = Callable[[list[InnerDelivery], Any], list[InnerDelivery]]  # records answ
 
 
 class Renewal(frozenset[int]):
-    """The deliveries of a call that renews leases, as a set of their Python ids (`id()`)."""
+    """The Python ids (`id()`) of the deliveries whose leases a call renews."""
 
 
 NONE = Renewal()

@@ -98,8 +98,8 @@ class MissingReplies:
 
     Attributes:
         waiting: Calls to repeat.
-        repeating: Repeats that run now in a thread or task. Each value has a permit, which exists
-            as long as the repeat runs, and the slots of the call.
+        repeating: Calls that a thread or task is repeating now. Each value has the slots of the
+            call, and a permit that exists while the repeat runs.
     """
 
     __slots__ = ("repeating", "waiting")

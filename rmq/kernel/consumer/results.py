@@ -40,8 +40,7 @@ def encode(codec: Codec, delivery: InnerDelivery, value: object) -> tuple[bytes,
         value: Value to store, or None for no value.
 
     Returns:
-        The encoded result, and the reason why the value cannot be stored. The reason is '' if the
-            value can be stored.
+        The encoded result, and an error text if the value cannot be stored, else ''.
     """
     kind, data, problem = encode_value(codec, value)
     return _success(delivery, kind, data), problem
@@ -60,8 +59,8 @@ def encode_value(codec: Codec, value: object) -> tuple[Kind, bytes, str]:
     The value is stored in Redis, never in an object store.
 
     Returns:
-        The number of the codec, the encoded value, and the reason why the value cannot be stored.
-            The reason is '' if the value can be stored.
+        The number of the codec, the encoded value, and an error text if the value cannot be stored,
+            else ''.
     """
     if value is None:
         return None, b"", ""

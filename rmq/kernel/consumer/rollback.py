@@ -1,4 +1,4 @@
-"""Roll back expired leases of deliveries, of queries, and of workers.
+"""Roll back expired leases of deliveries, queries and workers. Their messages wait again.
 
 A consumer that receives messages from a slot also rolls back a limited number of expired leases
 there. Operators can roll back all expired leases of a topic.
@@ -81,7 +81,7 @@ def release_orphans(
 ) -> Flow[int]:
     """Release messages that are in flight for a worker, although the worker does not have them.
 
-    After a failover or a restart, Redis may have lost that these messages were settled. Each
+    After a failover or a restart, Redis may no longer know that these messages were settled. Each
     message is released by its receipt, so a newer delivery of the message is not affected.
 
     Args:

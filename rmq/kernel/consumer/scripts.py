@@ -76,7 +76,7 @@ def _booleans(reply: bytes) -> list[bool]:
 def claim(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[tuple[str, int, int]]]:
-    """Claim business keys of one slot, each for its owner.
+    """Claim business keys of one slot. Each claim has its owner in `owners`.
 
     The result for a key is "first" if the owner has claimed it, "done" if the work is done, or
     "busy" if another owner has the claim. A "busy" result has two times in ms: the time since the

@@ -56,7 +56,7 @@ class Lease(NamedTuple):
 class Leases(NamedTuple):
     """Many leases, stored as columns: slots, message ids, scores and delivery numbers.
 
-    Scripts take columns as arguments. Rows would take more time.
+    Scripts take columns as arguments, so a conversion from rows would take time.
     """
 
     slots: Sequence[int]
@@ -382,7 +382,7 @@ def _follow_ups_of(
 
 
 def _most_with(follow_ups: Sequence[FollowUpList], most: int) -> int:
-    """Return how many deliveries one call may have, because of their follow-ups."""
+    """Return how many deliveries one call may have. Follow-ups reduce this number."""
     sizes = [each.size if each else 0 for each in follow_ups]
     counts = [len(each) // 2 for each in follow_ups]
     if sum(counts) > BATCH_MAX or sum(sizes) > CALL_BYTES:

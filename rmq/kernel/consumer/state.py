@@ -1,6 +1,6 @@
 """Keep the state of a consumer between two calls, for example when each slot will have work.
 
-On a Redis Cluster, a receive from a slot fails immediately if the slot's master cannot be reached.
+On a Redis Cluster, receiving from a slot fails immediately if the slot's master cannot be reached.
 The consumer soon tries the slot again, because a replica takes over within seconds.
 
 A call of `receive` tries for the time `retry_for` of the client, and then raises an error. It does
@@ -50,9 +50,9 @@ class AwaySlots:
     """The slots of one consumer whose masters cannot be reached.
 
     Attributes:
-        since: By slot, the time at which its master was first missing.
-        calls: By slot, a call of the script `prepare` that got no reply. The next visit repeats the
-            call.
+        since: Time at which the master of a slot was first missing, by slot.
+        calls: Call of the script `prepare` that got no reply, by slot. The next visit of the slot
+            repeats the call.
     """
 
     __slots__ = ("_error", "_visit_at", "calls", "since")
@@ -67,7 +67,7 @@ class AwaySlots:
         return bool(self.since)
 
     def note(self, slot: int, error: StorageError) -> bool:
-        """Record that a receive from a slot has failed because its master is missing.
+        """Record that the consumer could not receive from a slot, because its master is missing.
 
         If the error has another cause, record nothing and return False.
         """
@@ -85,7 +85,7 @@ class AwaySlots:
         self._visit_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
-        """Forget all slots from an index on, because these slots no longer exist.
+        """Forget all slots with this index or a larger index, because they no longer exist.
 
         Calls to these slots that got no reply are kept.
         """
@@ -199,7 +199,7 @@ class LatenessCounter:
         return counts
 
     def put_back(self, counts: Counts) -> None:
-        """Add counts that could not be reported to the next report."""
+        """Keep counts for the next report, because a report failed."""
         self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
         self.report_at = time.monotonic() + REPORT_S
 
@@ -305,7 +305,7 @@ class ReceiveState:
         return self.must_hand_back or bool(self.credits.standing)
 
     def is_signalled(self) -> bool:
-        """Return whether each slot without work will send a wake-up when it has work.
+        """Return whether Redis will send a wake-up for each slot that gets work.
 
         Slots in `busy_slots` are ignored. If slots may have credits for hand-overs, the result is
         False, because each check then covers all slots.

@@ -91,11 +91,11 @@ class DeliverySteps(ConsumerPart):
     def end(self, delivery: InnerDelivery, name: str, value: object) -> Flow[list[InnerDelivery]]:
         """Store the value of a step that is done.
 
-        Raises:
-            Reject: The value could not be stored. The step will never run again.
-
         Returns:
             A list with the delivery if its lease was lost, otherwise an empty list.
+
+        Raises:
+            Reject: The value could not be stored. The step will never run again.
         """
         encoded = name.encode()
         data, problem = self._data(value)

@@ -133,7 +133,7 @@ class DeliveryVerbs:
         return self.flows.release([delivery], delay)
 
     def settle_after(self, error: BaseException | None, delivery: InnerDelivery) -> SettlingFlow:
-        """Settle a delivery after its `with` block. The error that ended the block selects how."""
+        """Settle a delivery after its `with` block. The error that ended the block decides how."""
         if isinstance(error, WaitFor):
             return self._wait_for(error, delivery)
         if error is None or self.flows.at_most_once:

@@ -217,7 +217,10 @@ class SharedLeases(Protocol):
 
     @property
     def leases(self) -> Mapping[int, SharedLease]:
-        """The leases that are renewed, by slot. The next batch of a slot uses its lease."""
+        """The leases that are renewed, by slot.
+
+        The next batch of a slot uses the lease of this slot.
+        """
 
     def number(self, slot: int) -> int:
         """Return the number of the lease for the next batch of a slot, or 0 to open a new lease."""

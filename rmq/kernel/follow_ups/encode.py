@@ -40,7 +40,7 @@ class EncodedFollowUp(NamedTuple):
 
 
 def target_of(context: TopicContext, topic: str) -> tuple[TopicContext, bool]:
-    """Return the context of a follow-up's target topic. Its settings are read.
+    """Return the context of a follow-up's target topic, with its settings.
 
     Also return whether this program has declared the topic.
     """
@@ -62,8 +62,8 @@ def encode(
 ) -> Flow[EncodedFollowUp]:
     """Check and encode a follow-up, and give it an id.
 
-    A follow-up is a message that the ack of a delivery stores. Interceptors are called as for a
-    send.
+    A follow-up is a message that the ack of a delivery stores. RMQ calls interceptors as it does
+    for a send.
 
     Args:
         context: Topic of the delivery.

@@ -73,7 +73,7 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
     """Send pending follow-ups. See `sweep`. Errors of Redis are only logged.
 
     Raises:
-        Unavailable, OutcomeUnknown: No server of Redis can be reached, so a receive would also
+        Unavailable, OutcomeUnknown: No server of Redis can be reached, so receiving would also
             fail.
     """
     try:
@@ -88,7 +88,7 @@ def try_sweep(context: TopicContext, first: int) -> Flow[int]:
 
 
 def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> Flow[None]:
-    """Report the ends of deliveries that are members of batches, and send callbacks.
+    """Tell batches how their members have ended, and send callbacks.
 
     Errors are only logged, because the deliveries are settled. A later sweep reports missing ends.
     """
@@ -99,7 +99,10 @@ def report_ends(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> F
 
 
 def try_report(context: TopicContext, keys: SlotKeys) -> Flow[None]:
-    """Report the ends of members in a slot, and send callbacks. Errors are only logged."""
+    """Tell batches how their members in a slot have ended. Send callbacks.
+
+    Errors are only logged.
+    """
     try:
         for topic, slot in (yield from ends.report(context, keys)):
             yield from send_slot(target_of(context, topic)[0], slot)

@@ -346,9 +346,9 @@ def mentions_depends(parameter: inspect.Parameter) -> bool:
 def read_hint(
     parameter: inspect.Parameter, global_names: dict[str, Any], local_names: Mapping[str, Any]
 ) -> Any:
-    """Return a parameter's annotation as a type, with its `Annotated`.
+    """Return a parameter's annotation as a type. `Annotated` is kept.
 
-    Return None without annotation.
+    Return None if the parameter has no annotation.
     """
     if parameter.annotation is _EMPTY:
         return None
@@ -358,7 +358,7 @@ def read_hint(
 
 
 def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the generator function below `@contextmanager`, or the function itself."""
+    """Return the generator function that `@contextmanager` decorates, or the function itself."""
     if getattr(function, "__code__", None) in _MANAGER_CODES:
         wrapped: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
         return wrapped

@@ -161,7 +161,10 @@ class Claims:
 def _prepared(
     consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
 ) -> list[D]:
-    """Create a claim for each delivery, which Redis does not have yet. Return the deliveries."""
+    """Attach a new claim to each delivery, and return the deliveries.
+
+    Redis does not have these claims yet.
+    """
     middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
     mine = list(deliveries)
     for delivery in mine:
