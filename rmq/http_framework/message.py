@@ -64,17 +64,26 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
         message: Message whose `body` contains the undecoded record.
         most: Maximum number of body bytes to show, or None for the whole body.
     """
-    if not sees_bodies(context.principal):
-        body, unreadable = hidden_body(), ""
-    elif isinstance(message.body, record.Record):
-        body, unreadable = body_of_record(message.body, most)
-    else:  # the record cannot be read
-        body, unreadable = body_of(message.body, most), message.unreadable
+    body, unreadable = shown_body(context, message.body, most, message.unreadable)
     failure = failure_of(message.failure)
     shown_steps = [_shown_step(context, step, most) for step in message.steps]
     return show(
         message, StoredMessage, body=body, unreadable=unreadable, failure=failure, steps=shown_steps
     )
+
+
+def shown_body(
+    context: RequestContext, body: Any, most: int | None, unreadable: str = ""
+) -> tuple[Body, str]:
+    """Convert the body of a record for display. Return also why it was not decoded, or "".
+
+    If the record itself cannot be read, `body` is its bytes, and `unreadable` is the reason.
+    """
+    if not sees_bodies(context.principal):
+        return hidden_body(), ""
+    if isinstance(body, record.Record):
+        return body_of_record(body, most)
+    return body_of(body, most), unreadable
 
 
 def _shown_step(context: RequestContext, step: steps.Step, most: int | None) -> Step:

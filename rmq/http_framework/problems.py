@@ -46,6 +46,7 @@ KINDS = {
     "conflict": Kind(409, "The stored state does not permit this"),
     "changed": Kind(412, "The object has changed since it was read"),
     "lease-lost": Kind(409, "The leases of these deliveries are gone"),
+    "history-lost": Kind(410, "Messages were removed from the history before they were read"),
     "too-large": Kind(413, "The request or a body in it is too large"),
     "not-json": Kind(415, "Send JSON, as application/json"),
     "other-host": Kind(421, "The server does not answer to this host name"),
@@ -197,7 +198,7 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
 _BY_EXCEPTION: dict[type, str] = {
     errors.TopicNotFound: "topic-not-found", errors.TopicVanished: "topic-not-found",
     errors.ScheduleNotFound: "not-found", errors.JobNotFound: "not-found",
-    errors.BatchNotFound: "not-found",
+    errors.BatchNotFound: "not-found", errors.HistoryLost: "history-lost",
     errors.TopicNotEmpty: "conflict", errors.SettingsMismatch: "conflict",
     errors.FormatMismatch: "conflict", errors.QueryOwned: "conflict",
     errors.TopicPaused: "conflict", errors.AccessDenied: "redis-denied",

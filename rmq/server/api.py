@@ -28,6 +28,7 @@ from rmq.features.doctor import http as doctor_http
 from rmq.features.events import http as events_http
 from rmq.features.follow_ups import http as follow_ups_http
 from rmq.features.groups import http as groups_http
+from rmq.features.history import http as history_http
 from rmq.features.http_consumers import http as http_consumers_http
 from rmq.features.http_consumers.consumers import HttpConsumers
 from rmq.features.http_consumers.receipts import ReceiptSigner
@@ -181,7 +182,7 @@ TABLES = (
     jobs_http.TABLE, schedules_http.TABLE, queries_http.TABLE, claims_http.TABLE,
     audit_trail_http.TABLE, doctor_http.TABLE, audit_http.TABLE, TABLE,
     workers_http.TABLE, groups_http.TABLE, follow_ups_http.TABLE,
-    batches_http.TABLE, events_http.TABLE, http_consumers_http.TABLE,
+    batches_http.TABLE, events_http.TABLE, http_consumers_http.TABLE, history_http.TABLE,
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # time limit for receiving a body; then 408

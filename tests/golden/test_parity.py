@@ -122,6 +122,7 @@ ALONE = {
         "receive_messages", "stream_messages", "ack_messages", "nack_messages", "reject_messages",
         "release_messages", "extend_leases",
     ),
+    "topic.history.read; over HTTP, a position is a cursor": ("list_acked_messages",),
     "one of a list, or of get": ("rmq dlq show", "rmq worker show"),
     "waiting messages alone, without conditions: Admin.purge of the store": ("rmq purge",),
     "files of its caller": ("rmq archive",),

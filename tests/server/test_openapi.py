@@ -33,7 +33,8 @@ def scene(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
         rmq.Client(server.url, prefix="openapi") as client,
         serving(server.url, "openapi") as serves,
     ):
-        topic = client.topic("orders", slots=2, retry="immediate")
+        history = rmq.History(keep="1h", max_bytes="64MiB")
+        topic = client.topic("orders", slots=2, retry="immediate", history=history)
         topic.every("nightly", every=3600).declare()
         run = "a" * 32
         topic.send(1)
@@ -42,6 +43,7 @@ def scene(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
         with topic.consumer() as consumer:
             for delivery in consumer.receive(4):
                 delivery.reject("why")
+            consumer.ack(consumer.receive(2))
         job = client.admin.job_start("orders", conditions={"type": "none"}).id
         known = {
             "job": job,

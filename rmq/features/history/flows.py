@@ -141,9 +141,11 @@ def parse_entry(text: object, name: str = "position") -> Entry:
         InvalidValue: The text is not an entry.
     """
     ms, dash, seq = text.partition("-") if isinstance(text, str) else ("", "", "")
-    if not (dash and ms.isdecimal() and seq.isdecimal() and len(text) < 41):  # type: ignore[arg-type]
-        raise InvalidValue(f"{name}: {text!r:.60}; give the position of a page unchanged")
-    return int(ms), int(seq)
+    if dash and ms.isdecimal() and seq.isdecimal() and len(text) < 42:  # type: ignore[arg-type]
+        entry = int(ms), int(seq)
+        if max(entry) <= LAST_SEQ:
+            return entry
+    raise InvalidValue(f"{name}: {text!r:.60}; give the position of a page unchanged")
 
 
 def _text(entry: Entry) -> str:
@@ -243,7 +245,7 @@ def _open(context: TopicContext, slots: Iterable[int] | None = None) -> Flow[dic
 def _indexes(context: TopicContext, slots: Iterable[int] | None) -> list[int]:
     if slots is None:
         return list(range(len(context.slots)))
-    return [check_int(slot, "slots", 0, len(context.slots) - 1) for slot in dict.fromkeys(slots)]
+    return [check_int(slot, "slot", 0, len(context.slots) - 1) for slot in dict.fromkeys(slots)]
 
 
 def _before(value: Moment, name: str) -> Entry:
@@ -349,8 +351,9 @@ def _check_kept(context: TopicContext, index: int, read_to: Entry, state: _SlotS
         raise HistoryLost(
             f"topic {context.name!r}, slot {index}: acked messages behind position "
             f"{_text(read_to)} were removed, up to {_text(state.gone)}; the history reached its "
-            "limit before they were read. Continue at `removed_to` of this error, or raise the "
-            f"limits: rmq topic set {context.name} --history keep=...,max_bytes=...",
+            "limit before they were read. Continue at `removed_to` of this error (over HTTP: "
+            f"skip_lost=true), or raise the limits: rmq topic set {context.name} "
+            "--history keep=...,max_bytes=...",
             slot=index,
             position=_text(read_to),
             removed_to=_text(state.gone),
