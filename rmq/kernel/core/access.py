@@ -1,8 +1,8 @@
 """Define the roles and the tokens of the HTTP API.
 
-A token is `rmq_ID_SECRET`. The id has 8 characters, and the secret is 32 random bytes in hex. Redis
-stores only the SHA-256 of the secret. A plain hash is enough, because 32 random bytes cannot be
-guessed.
+A token is a string such as `rmq_ID_SECRET`. The id has 8 characters, and the secret is 32 random
+bytes in hex. Redis stores only the SHA-256 of the secret. A plain hash is enough, because 32 random
+bytes cannot be guessed.
 """
 
 from __future__ import annotations
@@ -119,9 +119,8 @@ class AccessToken:
         digest: SHA-256 of the secret, in hex.
         text: The complete token, directly after its creation. Later it is empty, because Redis
             stores only the digest.
-        topics: Names or patterns of the topics that a producer or a consumer may use. In a pattern,
-            * stands for any text. Other roles may use all topics, so this list is empty for other
-            roles.
+        topics: Names or patterns of the topics that a producer or a consumer may use. A * in a
+            pattern stands for any text. Other roles may use all topics, so their list is empty.
     """
 
     name: str

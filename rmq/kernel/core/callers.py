@@ -61,10 +61,7 @@ class Permit:
 class Permits:
     """A fixed number of permits for threads or tasks.
 
-    A signal handler or a time limit may interrupt a caller with an exception at any point, even in
-    its `finally` block. So Python frees the permit: Python deletes the caller's Permit object, and
-    a weak reference to this object then calls a function. The function is written in C, so a signal
-    cannot interrupt it.
+    If an exception interrupts a caller before it frees its permit, the permit still becomes free.
 
     Args:
         size: Number of permits.
@@ -93,6 +90,10 @@ class Permits:
         return self._make()  # outside of the `except`, because the error would keep this frame
 
     def _make(self) -> Permit | None:
+        # A signal handler or a time limit may raise an exception anywhere in a caller, even in its
+        # `finally`. Python then frees the Permit with the caller's frames, and the callback of the
+        # weak reference makes room for another Permit. Signals cannot interrupt this callback,
+        # because it is a C function.
         permit, made = Permit(threading.get_ident(), self._idle), self._made
         for number in range(self.size):
             if number not in made:

@@ -223,8 +223,8 @@ class Compressed:
         """Read a plain, compressed or encrypted body.
 
         Raises:
-            DecodeError: The decompressed body would be larger than `limit`, the body is damaged, or
-                its compression is unknown. Or this process does not have the key of the body.
+            DecodeError: The body is damaged, has an unknown compression, or is larger than `limit`
+                after decompression. The error is also raised if this process does not have the key.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
         return decode(codec.number, plain_bytes)

@@ -19,8 +19,7 @@ class DeadTo:
 
     Args:
         topic: Name of the topic.
-        slots: Number of slots that the topic had when RMQ stored the setting. 0 before RMQ stores
-            the setting.
+        slots: Number of slots of this topic when RMQ stored the setting, or 0 before that.
     """
 
     topic: str
@@ -34,7 +33,11 @@ class DeadTo:
         return f"{self.topic}:{self.slots}"
 
     def of_slot(self, index: int) -> str:
-        """Return the name of the slot that gets copies of the dead letters of one slot."""
+        """Return the name of the slot that gets copies of dead letters.
+
+        Args:
+            index: Index of the slot that has the dead letters.
+        """
         return f"{self.topic}:{index % max(1, self.slots)}"
 
 

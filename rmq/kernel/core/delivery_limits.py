@@ -98,7 +98,8 @@ class Concurrency:
     count after their leases expire.
 
     Args:
-        count: Largest number of messages in flight, from the topic's number of slots to 1 000 000.
+        count: Largest number of messages in flight, at most 1 000 000. It must not be less than the
+            topic's number of slots.
         key: Name of a header. Each value of this header has a limit of its own. Messages without
             the header are not limited.
     """
@@ -169,7 +170,7 @@ class Limits:
     def check_slots(self, slots: int) -> None:
         """Raise an error if the limit of messages in flight is below the number of slots.
 
-        Otherwise a slot would get a share of 0, and would never deliver a message.
+        With a smaller limit, a slot would get a share of 0, and would never deliver a message.
 
         Raises:
             InvalidValue: The concurrency is smaller than the number of slots that may have
@@ -281,7 +282,7 @@ def from_redis(text: str) -> Limits:
     """Parse the text of limits that Redis stores.
 
     Raises:
-        InvalidValue: A later version of RMQ wrote the text.
+        InvalidValue: RMQ cannot read the text, because a later version of RMQ wrote it.
     """
     parts: list[Limit] = []
     try:

@@ -66,10 +66,10 @@ class KeySource:
         return name, cipher
 
     def find(self, name: str) -> tuple[Any, str]:
-        """Return the cipher of a key, and the problem with the key.
+        """Return the cipher of a key, and an error text.
 
-        If there is no problem, the second value is ''. If the key is missing or invalid, the cipher
-        is None.
+        If the key is missing or invalid, the cipher is None, and the text says why. Otherwise the
+        text is ''.
         """
         _, cipher, problem = _look(self._keys, name)
         return cipher, problem
@@ -94,10 +94,10 @@ class KeySource:
 
 
 def _look(keys: Any, name: str | None) -> tuple[str, Any, str]:
-    """Return the id and the cipher of a key, and the problem with the key.
+    """Return the id and the cipher of a key, and an error text.
 
-    If the name is None, use the newest key. If there is no problem, the third value is ''. If the
-    key is missing or invalid, the cipher is None.
+    If the key is missing or invalid, the cipher is None, and the text says why. Otherwise the text
+    is ''. If the name is None, use the newest key.
     """
     mapping = keys() if callable(keys) else keys
     if not isinstance(mapping, Mapping):
@@ -136,7 +136,8 @@ def parse(text: str, where: str) -> tuple[dict[str, bytes], str]:
     """Read keys of the form `ID:BASE64`, separated by newlines, spaces or commas.
 
     Returns:
-        The keys, and the problem with them or ''. If one key is invalid, no keys are returned.
+        The keys, and an error text. If there is no key, or if one key is invalid, the function
+        returns no keys, and the text says why. Otherwise the text is ''.
     """
     keys: dict[str, bytes] = {}
     lines = [line.partition("#")[0] for line in text.splitlines()]
@@ -171,7 +172,7 @@ class _Environment(KeySource):
         return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
-        """Read the keys if they have changed. Return the problem with them, or ''."""
+        """Read the keys if they have changed. Return an error text, or ''."""
         path = variable(FILE_VARIABLE)
         try:
             if path:

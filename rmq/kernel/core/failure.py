@@ -161,7 +161,10 @@ def encode(error: Error, worker: str = "") -> bytes:
 
 
 def is_expired_lease(entry: bytes) -> bool:
-    """Return whether a failure entry says that a lease expired."""
+    """Return whether a message failed because its lease expired.
+
+    The argument is the failure entry of the message.
+    """
     return entry[2:3] == b"l"
 
 
@@ -212,9 +215,9 @@ def reason_of(letter: str) -> str:
 
 
 def decode(entry: bytes) -> Failure | None:
-    """Return the last failure in an entry.
+    """Return the last failure of a message, from its failure entry.
 
-    Return None if the entry is empty or ends with a redrive.
+    If the entry is empty or ends with a redrive, return None.
     """
     if not entry or (parts := _read(entry)).reason == "d":
         return None
@@ -229,7 +232,7 @@ def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
 
 
 def attempts(entry: bytes) -> tuple[Attempt, ...]:
-    """Decode all attempts of a failure entry, the newest attempt first."""
+    """Return all attempts of a message from its failure entry, the newest attempt first."""
     return tuple(_attempts(entry)) if entry else ()
 
 

@@ -115,7 +115,7 @@ class Figures(NamedTuple):
 
 
 def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
-    """Convert the counts that `Admin.stats` returns to a sample."""
+    """Make a sample from the counts that `Admin.stats` returns."""
     late_ms = counts["late_ms"]
     return Figures(
         counts["now_ms"],
@@ -129,8 +129,7 @@ def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
 def write(figures: Figures) -> bytes:
     """Encode a sample as bytes.
 
-    For the histogram of lateness, RMQ stores the buckets from the first to the last used bucket.
-    These are their number, the first index, and their counters.
+    RMQ stores the histogram of lateness without the empty buckets at both ends.
     """
     used = [bucket for bucket, count in enumerate(figures.lateness) if count]
     first, end = (used[0], used[-1] + 1) if used else (0, 0)
@@ -220,9 +219,9 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
 
 
 def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
-    """Return how much each counter has grown from the first sample to each sample.
+    """For each sample, return how much each counter has grown since the first sample.
 
-    After a reset, the counter continues with the growth since the reset.
+    A reset of a counter counts as no growth.
     """
     grown = [(0,) * len(COUNTERS)]
     for before, figures in pairwise(ordered):
@@ -244,8 +243,8 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
 def _wait_ms(ordered: Sequence[Figures]) -> int:
     """Return how long the counters may have grown unnoticed after the newest sample, in ms.
 
-    This is twice the time between the last two samples. It is 0 if there is only one sample, or if
-    the newest sample shows no growth. Without growth, no change is expected.
+    This is about twice the time between the last two samples. It is 0 if there is only one sample,
+    or if the newest sample shows no growth. Without growth, no change is expected.
     """
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
         return 0

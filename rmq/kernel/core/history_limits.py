@@ -26,7 +26,7 @@ _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """How many acked messages of a topic stay readable.
+    """Says how many acked messages of a topic RMQ keeps.
 
     RMQ removes the oldest messages first. Both limits apply.
 

@@ -159,7 +159,7 @@ class MessageId(bytes):
     def made_at(self) -> datetime | None:
         """The time at which the producer made the id, by its clock, accurate to a few ms.
 
-        None for an id that was derived from a dedup key, from a schedule, or for a replay.
+        If RMQ derived the id from a dedup key, from a schedule, or for a replay, this is None.
         """
         if self.is_derived:
             return None
@@ -235,12 +235,12 @@ def topic_check(prefix: str, topic: str) -> int:
 
 
 def member_of(id: bytes) -> bytes:
-    """Return the name of a message in Redis (its member), from its id."""
+    """Return the name that a message has in Redis (its member), from its id."""
     return id[:8] + id[11:]
 
 
 def members_of(ids: Iterable[bytes]) -> list[bytes]:
-    """Return the names of messages in Redis (their members), from their ids.
+    """Return the names that messages have in Redis (their members), from their ids.
 
     This is faster than one call of `member_of` for each id.
     """
@@ -250,23 +250,23 @@ def members_of(ids: Iterable[bytes]) -> list[bytes]:
 
 
 def ids_of(members: Iterable[bytes], middle: bytes) -> list[bytes]:
-    """Return the ids of messages from their names in Redis (their members).
+    """Convert members to message ids.
 
-    An empty member gives an empty id.
+    A member is the name of a message in Redis. It is shorter than the id, because all messages of a
+    slot have the same bytes in the middle of their ids. An empty member gives an empty id.
 
     Args:
-        members: Names of messages of one slot.
-        middle: The bytes of an id that a member lacks, from `SlotKeys.middle`.
+        members: Members of messages of one slot.
+        middle: The bytes that all these ids have in the middle, from `SlotKeys.middle`.
     """
     return [member and member[:8] + middle + member[8:] for member in members]
 
 
 def join_ids(members: bytes, middle: bytes) -> bytes:
-    """Convert the names of a slot's messages in Redis (members) to ids.
+    """Convert joined members of a slot's messages to joined message ids.
 
-    Names and ids are joined, without separators.
-
-    The function copies each position for all ids together, which is faster than one id at a time.
+    A member is the name of a message in Redis. The function copies each position for all ids
+    together, which is faster than one id at a time.
     """
     count = len(members) // MEMBER_SIZE
     ids = bytearray(count * SIZE)
@@ -336,7 +336,7 @@ def derive(key: bytes, slot: int, check: int) -> MessageId:
 
 
 def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> MessageId:
-    """Return the id of the message that a schedule sends for one time.
+    """Return the id of the message that a schedule sends at a given time.
 
     This id never equals the id for a dedup key.
     """

@@ -159,7 +159,7 @@ class Hooks:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]
 
     def inside(self, outermost: Interceptor) -> Hooks:
-        """Return these hooks with one more interceptor, which runs outside of all others."""
+        """Return these hooks with one more interceptor, which runs around all others."""
         hooks = copy.copy(self)
         hooks.chain = (outermost, *self.chain)
         return hooks
@@ -210,7 +210,8 @@ def _overrides(interceptor: Interceptor, name: str) -> bool:
 def _check_kinds(interceptor: Interceptor) -> None:
     """Raise an error if an `around_` hook of an interceptor has the wrong kind.
 
-    The hook must not be a generator. It must be async exactly if its name ends in `_async`.
+    The hook must not be a generator. It must be async if its name ends in `_async`, and must not be
+    async otherwise.
     """
     for name in AROUND:
         hook = getattr(interceptor, name)
@@ -392,7 +393,7 @@ def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
 
 
 def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
-    """Return the middleware objects of a list that override `run` or `run_async`."""
+    """Return the middleware of a list that overrides `run` or `run_async`."""
     inactive = Middleware.run, Middleware.run_async
     return tuple(each for each in chain if (type(each).run, type(each).run_async) != inactive)
 

@@ -150,7 +150,7 @@ class SlotKeys:
     def batch(self, name: str) -> bytes:
         """Return the key of a batch.
 
-        RMQ stores a batch in the topic that gets the callback of the batch, in one of its slots.
+        A batch is in a slot of the topic that gets the callback of the batch.
         """
         return self.slot.removesuffix(b"slot") + b"batch:" + name.encode()
 
@@ -185,7 +185,7 @@ class EventKeys:
 
 
 def events_stem(prefix: str, index: int) -> bytes:
-    """Return the first part of the keys of a slot of events. No topic can have this hash tag."""
+    """Return the beginning of the keys of one slot for events. No topic can have this hash tag."""
     return f"{prefix}:{{events:{index}}}:".encode()
 
 
@@ -195,7 +195,7 @@ def topic_key(prefix: str, topic: str) -> bytes:
 
 
 def history_key(prefix: str, topic: str) -> bytes:
-    """Return the key of the hash with the samples of a topic."""
+    """Return the key of the hash with a topic's samples, from which RMQ draws charts."""
     return f"{prefix}:{{{topic}}}:history".encode()
 
 

@@ -60,9 +60,9 @@ class Outgoing:
         expires: Time after the due time within which the message may be delivered. Default: the
             topic's setting.
         id: Id of the message. Give it to repeat an earlier send. Default: a new id. RMQ recognizes
-            a repeated send while the message exists. For ids from `new_id`, from the outbox, and
-            from a send with a `durability`, RMQ also recognizes a repeated send after the message
-            is settled, for the topic's `dedup_window`.
+            a repeated send while the message exists. RMQ recognizes some ids for the topic's
+            `dedup_window` after the message is settled: ids from `new_id`, from the outbox, and
+            from a send with a `durability`.
         dedup_key: Your name for this message, 1 to 200 bytes of UTF-8. RMQ derives the id from the
             key. While a message with this key is stored, a second send is a "duplicate": RMQ stores
             nothing, and the result has the id of the first message. After the first message is

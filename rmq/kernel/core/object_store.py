@@ -232,9 +232,9 @@ def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
 
 
 def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
-    """Read objects. Return the bytes or an error for each object.
+    """Read objects. Return the bytes of each object, or an error.
 
-    An object with more bytes than `limit` is an error. An unreadable object is also an error.
+    You get an error for an object that is unreadable, or that has more bytes than `limit`.
     """
 
     def read(reference: Reference) -> bytes | DecodeError:

@@ -85,7 +85,7 @@ def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
 def name_of(member: bytes, record: bytes) -> bytes:
     """Return the name of the hash field that has the large body of a record.
 
-    The argument `record` may have only the last bytes of the record.
+    You may give only the last bytes of the record.
     """
     return member + record[-RANDOM:]
 
@@ -476,7 +476,8 @@ def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bo
         most: Maximum number of bytes to decompress.
 
     Returns:
-        The bodies, each with the number of its codec, and whether they are complete.
+        Two values: the bodies, each with the number of its codec, and whether all bodies are
+            complete.
 
     Raises:
         DecodeError: A body is missing, incomplete, or damaged within these bytes.

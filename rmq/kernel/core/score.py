@@ -36,7 +36,10 @@ Family = Literal["held", "retry", "priority", "timed"]
 
 
 def family(score: float) -> Family:
-    """Return the kind of a waiting message, from its score in the StoreQueue."""
+    """Return what kind of waiting message has a given score in the StoreQueue.
+
+    The kinds are "held", "retry", "priority" and "timed".
+    """
     if score < 0:
         return "held"  # waits in its group's lane: lua/lib/groups/groups.lua
     if score < PRIORITY_MIN:
@@ -77,15 +80,19 @@ def receipt_deadline_ms(score: float) -> int:
 
 
 def shared_lease(score: float) -> int:
-    """Return the number of the shared lease of a delivery, from the score in its receipt.
+    """Return which shared lease a delivery has, from the score in its receipt.
 
-    If the delivery has its own deadline, or if the message is in flight for a query, return 0.
+    Shared leases have numbers. If the delivery has its own deadline, or if the message is in flight
+    for a query, return 0.
     """
     return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
 
 
 def lease_range(number: int) -> tuple[str, str]:
-    """Return the range of scores of a shared lease, as arguments of ZRANGEBYSCORE."""
+    """Return the range of scores that deliveries with a shared lease have.
+
+    The two values are arguments of ZRANGEBYSCORE.
+    """
     low = SHARED_MIN + number * 1000
     return str(low), f"({low + 1000}"
 

@@ -83,6 +83,8 @@ class SlotSequence:
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
         """Record that message numbers are complete.
 
+        A number is complete when its message was accepted, or when no message has it.
+
         Args:
             numbers: All complete numbers.
             unused: The complete numbers that no message has. The other numbers belong to accepted

@@ -205,11 +205,11 @@ class Settings:
     Attributes:
         slots: Number of slots, 1 to 1024. Messages are ordered only within a slot.
         default_priority: Priority of a message sent without a priority, 17 to 1 048 575.
-        timed_priority: Priority of a message that has a due time and no own priority, when it is
-            due: 17 to 1 048 575. It also applies to merged messages. With 0, due messages are
+        timed_priority: Priority that a message with a due time and without a priority gets when it
+            is due, 17 to 1 048 575. It also applies to merged messages. With 0, due messages are
             delivered before all priorities.
-        lease_ms: Time in which a delivery must be settled or its lease extended, 1 s to 12 h. After
-            this time, the delivery is rolled back.
+        lease_ms: Time in which a consumer must settle a delivery or extend its lease, 1 s to 12 h.
+            After this time, RMQ rolls the delivery back.
         max_retries: Number of retries before a message becomes a dead letter, 0 to 16.
         retry: Retry policy, which sets the wait before each retry. An immediate retry sorts after
             all prioritized messages.
@@ -226,7 +226,8 @@ class Settings:
         expires_ms: Time after the due time within which a message may be delivered, or 0 for no
             limit.
         on_expire: "dead" makes an expired message a dead letter, "drop" removes it.
-        durability: Copies of the message (replicas or disks) for which a send waits.
+        durability: Where a message must be stored before its send returns: in memory, on replicas,
+            or on disks.
         dead_retention_ms: Time for which Redis stores a dead letter. With 0, Redis stores it until
             it is redriven or purged. RMQ drops and counts older dead letters when a further message
             becomes a dead letter, or when a command reads dead letters. Consumers also drop them
@@ -248,7 +249,7 @@ class Settings:
         history: Which acked messages stay readable, or None if RMQ deletes acked messages.
         paused: Pause of deliveries, set by `Admin.topic_pause`, or None.
         sends_paused: Pause of sends, or None.
-        layout: History of the topic's slots, or None if the topic was never resized.
+        layout: Earlier numbers of slots, or None if the topic was never resized.
     """
 
     slots: int = 1

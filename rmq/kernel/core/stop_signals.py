@@ -20,7 +20,7 @@ END_S = 2.0  # time from a second signal to the forced end of the process
 
 @contextlib.contextmanager
 def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
-    """Call a function when one of these signals arrives, in a `with` block.
+    """Call a function whenever one of these signals arrives during a `with` block.
 
     The function gets the number of the signal and the frame. At the end of the block, the old
     handlers of the signals return.

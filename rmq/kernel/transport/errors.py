@@ -84,7 +84,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
 
 
 def _commands(what: str, text: str) -> list[str]:
-    """Return the refused command, or all commands on the line of the script that Redis refused."""
+    """Return the refused command, or all commands on the script's line that caused the refusal."""
     named = _COMMAND.search(text)
     if named:
         return [_with_subcommand(named[1].lower())]

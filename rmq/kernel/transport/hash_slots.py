@@ -118,8 +118,8 @@ class SlotTable:
     Attributes:
         version: Number of times that the whole table was read.
         nodes: Nodes in the last reply to CLUSTER SLOTS, including replicas.
-        suspects: Nodes that did not answer the last call. The value for a node is the monotonic
-            time from which calls with `fails_fast` try the node again.
+        suspects: Nodes that did not answer the last call. The value is the time, by the monotonic
+            clock, from which calls with `fails_fast` try the node again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:

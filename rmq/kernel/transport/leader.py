@@ -18,7 +18,7 @@ class LeaderReply(NamedTuple):
 
 
 def leader_renew(prefix: str, server: str, hold_ms: int) -> Command[LeaderReply]:
-    """Make a server the leader if there is no other leader. If it is the leader, extend its time.
+    """Make a server the leader if there is no leader, or let the leader continue.
 
     Args:
         prefix: First part of every key.

@@ -138,9 +138,9 @@ def _is_unloaded(error: BaseException | None) -> bool:
 
 
 def worst_error(calls: Sequence[RoutedCall]) -> BaseException:
-    """Return the error that counts if several calls are tried again.
+    """Return the most important error of several calls that RMQ will try again.
 
-    A lost reply counts more than any other error.
+    A lost reply is more important than any other error.
     """
 
     def weight(error: BaseException) -> int:

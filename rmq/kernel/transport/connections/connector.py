@@ -108,7 +108,7 @@ class Connector:
     def close(self) -> None:
         """Refuse to make more connections.
 
-        If no other connector uses the embedded server, this stops the server.
+        If no other connector uses the embedded server, the method also stops the server.
         """
         self._is_closed = True
         if self.embedded is not None:

@@ -161,7 +161,7 @@ class _Server:
             time.sleep(0.005 if started else 0.02)
 
     def _start(self) -> bool:
-        """Start the server by a supervisor. Return False if the directory is locked."""
+        """Start the server with a supervisor process. Return False if the directory is locked."""
         supervisor.prepare(self.directory)
         self.path = supervisor.socket_path(self.directory)
         binary = _find_binary(self.directory)
@@ -317,8 +317,8 @@ class Embedded:
     def close(self) -> None:
         """Close this object.
 
-        If this is the owner's last object, the method stops the server and returns after the end of
-        the server.
+        If this is the owner's last object, the method stops the server, and waits until the server
+        has ended.
         """
         with self._server.lock:
             if self._open:

@@ -19,7 +19,7 @@ WAIT_S = 1.0  # after this wait, a caller makes its own call, because earlier ca
 
 
 def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
-    """Set the outcome of each caller of a shared call, and end its wait."""
+    """Set the outcome of each caller of a shared call, and end the waits of the callers."""
     for caller, outcome in zip(callers, outcomes, strict=True):
         caller.finish(outcome)
 
@@ -267,7 +267,10 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """End waits longer than WAIT_S seconds with the outcome APART, while callers wait."""
+        """Give the outcome APART to callers that wait longer than WAIT_S seconds.
+
+        This method calls itself again as long as callers wait.
+        """
         if coalescer.loop is not loop:
             return
         now = time.monotonic()

@@ -361,8 +361,8 @@ class Subscription:
     def new_own_channel(self) -> bytes:
         """Return a new channel name for one connection.
 
-        The name ends with random characters. So a hand-over arrives only on the connection for
-        which the consumer has asked for it.
+        The name ends with random characters. So a hand-over for an old connection never arrives on
+        a new connection.
         """
         stem = self.slot_channel + b":s:" if self.is_sharded else self.channel + b":"
         return stem + secrets.token_hex(8).encode()

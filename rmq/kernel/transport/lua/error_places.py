@@ -87,7 +87,7 @@ class _Marks:
         )
 
     def places(self, marked: str) -> list[str]:
-        """Return the source file and line of each line of a text. Without a mark, it is ""."""
+        """Return the source file and line for each line of a text. Without a mark, it is ""."""
         marks = [_PLACE.search(line) for line in marked.splitlines()]
         return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 

@@ -150,7 +150,7 @@ def _part(name: str, mark: Mark | None) -> str:
 
 
 def source(name: str) -> str:
-    """Return the text of the file of a script or a library, with its header."""
+    """Return the source text of a script or a library, with its header."""
     return (directory() / f"{path_of(name)}.lua").read_text(encoding="utf-8")
 
 
@@ -350,7 +350,7 @@ def _is_read(key: str, plain: str) -> bool:
 
 
 def final_text(name: str) -> str:
-    """Compose the text of a script, as Redis gets it."""
+    """Compose a script into the text that RMQ sends to Redis."""
     return shortened(full_text(name))
 
 
@@ -373,7 +373,7 @@ def full_text(name: str, mark: Mark | None = None) -> str:
 
 @functools.cache
 def load(name: str) -> Script:
-    """Return the script with this name, with its text for Redis."""
+    """Return the script with this name, ready for Redis."""
     built = directory() / COMPOSED / f"{name}.lua"
     if built.is_file():
         return Script(name, built.read_text(encoding="utf-8"))

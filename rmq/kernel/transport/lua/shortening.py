@@ -44,8 +44,8 @@ def shortened(text: str, short: Mapping[str, str] | None = None) -> str:
         short: Short name of each local variable. Default: the names that `short_names` returns.
 
     Raises:
-        ValueError: The braces of a table contain a function, whose local variables would look like
-            fields.
+        ValueError: A table in the script contains a function. The local variables of the function
+            would look like fields of the table.
     """
     title, _, code = text.partition("\n")
     short, done, end = short or short_names(text), list[str](), 0
@@ -76,7 +76,7 @@ def with_long_names(error: str, names: Mapping[str, str]) -> str:
 
     Args:
         error: Text of the error.
-        names: Name of each local variable in the sources, by its short name.
+        names: Map from each short name to the name in the sources.
     """
     return _NAMED.sub(lambda match: f"{match[1]} '{names.get(match[2], match[2])}'", error)
 

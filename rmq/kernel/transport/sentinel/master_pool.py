@@ -3,13 +3,14 @@
 A former master that was frozen or disconnected may accept writes for ten seconds after it wakes up.
 Four rules prevent clients from using such a server:
 
-- A new connection goes to the server that the sentinels name. It is used only if this server also
-  reports that it is the master.
-- After a query to the sentinels, open connections are used for one second without a new query.
-- If the sentinels name another server, the pool closes all idle connections. It also begins a new
-  epoch, so that subscriptions are replaced. Connections in use are closed before their next use.
-- After a slow reply the sentinels are queried again. The reply is used only if its server is still
-  the master, because a frozen server answers old commands when it wakes up.
+- A new connection goes to the server that the sentinels name. The pool uses the connection only if
+  this server also reports that it is the master.
+- After a query to the sentinels, the pool uses open connections for one second without a new query.
+- If the sentinels name another server, the pool closes all idle connections. The pool also begins a
+  new epoch, so that RMQ replaces subscriptions. The pool closes connections in use before their
+  next use.
+- After a slow reply, the pool queries the sentinels again. The pool uses the reply only if its
+  server is still the master, because a frozen server answers old commands when it wakes up.
 
 If no sentinel answers, the client continues with the last known master.
 """
@@ -48,7 +49,7 @@ def check_role(reply: Any, connection: Any) -> None:
 
 
 class AsyncMasterConnection(aredis.Connection):
-    """A connection of redis-py to the master, which refuses any other server.
+    """A connection of redis-py that connects only to the master, and refuses any other server.
 
     Args:
         finder: Finds the master.

@@ -184,7 +184,7 @@ class AsyncTransport(AsyncDriver):
     # --- subscriptions ---------------------------------------------------------------------------
 
     def is_reentrant(self, callers: Permits) -> bool:
-        """Return False: a signal handler cannot interrupt a call and await another call."""
+        """Return False, because a signal handler cannot interrupt a call and then await another."""
         return False
 
     def _doorbell(self, connection: Any) -> Doorbell:

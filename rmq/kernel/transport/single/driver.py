@@ -239,7 +239,7 @@ class AsyncDriver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait of another task on its subscription."""
+        """End another task's wait on its subscription: the current wait or the next wait."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()

@@ -33,7 +33,7 @@ class RetryDeadline:
     Args:
         name: Name of the command in errors.
         address: Address of the server, for errors.
-        retry_for: How long a new attempt may begin, in seconds from now.
+        retry_for: Time in which a new attempt may begin, in seconds from now.
 
     Attributes:
         may_be_done: Whether an attempt got no reply, so that Redis may have executed the command.
