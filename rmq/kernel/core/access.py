@@ -112,7 +112,7 @@ class AccessToken:
         sees_bodies: Whether a viewer with this token may read bodies of messages.
         id: First part of the token's text.
         created_ms: Creation time, epoch ms.
-        expires_ms: Time at which the token expires, epoch ms, or None if it is valid until it is
+        expires_ms: Time when the token expires, epoch ms, or None if it is valid until it is
             revoked.
         used_ms: Time of the last use, epoch ms, accurate to some minutes, or None if the token was
             never used.
@@ -136,12 +136,12 @@ class AccessToken:
 
     @property
     def created(self) -> datetime:
-        """The time at which the token was created, in UTC."""
+        """The time when the token was created, in UTC."""
         return moment(self.created_ms)
 
     @property
     def expires(self) -> datetime | None:
-        """The time at which the token expires, or None if it is valid until it is revoked."""
+        """The time when the token expires, or None if it is valid until it is revoked."""
         return None if self.expires_ms is None else moment(self.expires_ms)
 
     @property

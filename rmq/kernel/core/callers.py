@@ -1,17 +1,22 @@
 """Limit the number of simultaneous callers, and combine their requests into one call.
 
-A shared call is like the group commit of a database. If there are few callers, each caller makes
-its own call immediately: at most FEW calls at a time. A caller waits if there are more callers, or
-if the previous call was shared. When no call is in progress, the first waiting caller makes one
-call for all waiting callers, in the order of arrival. So each request costs less if there are many
+A shared call is like the group commit of a database. Each request costs less if there are many
 callers, and you need not configure a delay.
+
+- If there are few callers, each caller makes its own call immediately. At most FEW calls are in
+  progress at a time.
+- If there are more callers, or if the previous call was shared, a caller waits.
+- When no call is in progress, the first waiting caller makes one call for all waiting callers, in
+  the order of arrival.
 
 Each caller has a permit. The permit becomes free when the caller ends, even if an exception
 interrupts the caller.
 
 Each caller gets its own outcome: its part of the result, an error, or APART. APART means that the
-caller must make a separate call. The rules are the same for threads and for tasks. Only the way in
-which a caller waits is different (`rmq.kernel.transport.flow.coalescing`).
+caller must make a separate call.
+
+The rules are the same for threads and for tasks. Only the way in which a caller waits is different
+(`rmq.kernel.transport.flow.coalescing`).
 """
 
 from __future__ import annotations
@@ -48,10 +53,10 @@ class Permit:
         self._idle: deque[Permit] = deque() if idle is None else idle
 
     def free(self) -> None:
-        """Free the permit. Call this once for each `acquire`, and do not use the object afterwards.
+        """Free the permit. Call this method once for each `acquire`.
 
-        The next caller may get the same object. If an exception still refers to the object, the
-        permit remains in use.
+        Do not use the object afterwards, because the next caller may get the same object. If an
+        exception still refers to the object, the permit remains in use.
         """
         if self.thread:
             self.thread = 0

@@ -284,7 +284,7 @@ def _decrypted(data: bytes) -> bytes:
 class Encrypted:
     """Writes bodies with another codec and encrypts them with AES-256-GCM.
 
-    Needs the extra `encrypted`.
+    You must install the extra `encrypted`.
 
     A process decrypts bodies with the keys of all its `Encrypted` objects, and with the keys in the
     environment variable RMQ_KEYS_FILE or RMQ_KEYS. Each key works for every topic. If a process

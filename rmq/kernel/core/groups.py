@@ -76,7 +76,7 @@ class Groups:
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The weights that differ from 1, by group or share key."""
+        """The weight of each group or share key, without the weights that are 1."""
         return {} if self.share == "equal" else self.share
 
     def __str__(self) -> str:

@@ -1,21 +1,20 @@
-"""Store samples of a topic's counts, and compute the points of charts from these samples.
+"""Store samples of a topic's counters, and compute the points of charts from these samples.
 
 A topic has three rings of samples, with different resolutions. A ring stores one sample for each
 step of time. Later samples overwrite earlier samples, so the size of a ring is constant.
 
-A sample has counters instead of rates, so no event between two samples is missed. A rate is the
-growth of a counter from one point of a chart to the next point. Points and samples have different
-times, so RMQ assumes that a counter grows evenly between two samples. Then the rates add up to the
-total growth of the counter.
+A sample has counters, not rates, so that RMQ misses no event between two samples. The rates in a
+chart come from the growth of a counter. RMQ assumes that a counter grows evenly between two
+samples.
 
-A sample has the time at which the oldest due message became due, not the time that this message has
-waited. So the samples of an idle topic are equal. While the figures do not change, RMQ stores a
-sample only every SAME_MS. When figures change again, RMQ also stores the previous reading, because
-the growth began after that reading.
+A sample has the time when the oldest due message became due, not how long this message has
+waited. So the samples of an idle topic are equal, and RMQ stores a sample only every SAME_MS. When
+the topic is busy again, RMQ also stores the previous reading, because the growth began after that
+reading.
 
-If the newest sample shows growth, RMQ does not know the later growth yet, so later points have no
-rates. If RMQ stores no further sample within the time that `_wait_ms` returns, the counters have
-not grown.
+If the newest sample shows growth, RMQ does not know yet how the growth continues. So later points
+have no rates. If RMQ stores no further sample within the time that `_wait_ms` returns, the counters
+have not grown.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Sample:
     """The counts and rates of a topic at one time.
 
     Attributes:
-        at: Time at which the sample was taken.
+        at: Time when the sample was taken.
         counts: Number of messages by state. Messages in the states "retries", "priority" and "due"
             may be received now. Messages in the state "later" have a future due time. A pause, a
             limit or a group prevents the delivery of messages in the state "held". The other states

@@ -2,19 +2,19 @@
 
 An id has 16 bytes. The producer makes it once for each message.
 
-Layout, big-endian, so that bytes sort by time:
+The layout is big-endian, so that bytes sort by time:
 
     8 bytes  stamp: epoch ms * 65536 + a count; it grows with each id of a process
     10 bits  slot
-    14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
+    14 bits  check: CRC-32 of prefix and topic, to recognize the id of another topic
     5 bytes  random; a process draws new bytes when it starts, after a fork, and for each push to
              a stage
 
-Two bits of the first byte are marks. In all other ids, both bits are 0 until the year 4199:
+Two bits of the first byte mark special ids. In all other ids, both bits are 0 until the year 4199.
 
-    0x80  derived: the id of a message with a dedup key, of a schedule for one time, or of a
-          replayed message. Stamp and random are the 13 bytes of the BLAKE2b digest of the key, of
-          name and time, or of job and acked message, with this bit set.
+    0x80  derived: RMQ has computed the id from a dedup key, from a schedule and a time, or from a
+          job and an acked message (replay). Stamp and random are then the 13 bytes of a BLAKE2b
+          digest, with this bit set.
     0x40  kept: the caller keeps the id, to be able to send the message again. `Topic.new_id` and
           the outbox make such ids. Kept ids sort by time, after all ids that are neither kept nor
           derived. In a derived id, this bit has no meaning.
@@ -157,7 +157,7 @@ class MessageId(bytes):
 
     @property
     def made_at(self) -> datetime | None:
-        """The time at which the producer made the id, by its clock, accurate to a few ms.
+        """The time when the producer made the id, by its clock, accurate to a few ms.
 
         If RMQ derived the id from a dedup key, from a schedule, or for a replay, this is None.
         """

@@ -144,7 +144,7 @@ class SlotKeys:
 
     @property
     def schedule_times(self) -> bytes:
-        """The key of the times at which schedules are due. RMQ uses only the key of slot 0."""
+        """The key of the due times of schedules. RMQ uses only the key of slot 0."""
         return self.slot.removesuffix(b"slot") + b"schedule_times"
 
     def batch(self, name: str) -> bytes:
@@ -267,7 +267,7 @@ def tokens_key(prefix: str) -> bytes:
 
 
 def tokens_used_key(prefix: str) -> bytes:
-    """Return the key of the hash with the time at which each token was last used."""
+    """Return the key of the hash with the time when each token was last used."""
     return f"{prefix}:tokens_used".encode()
 
 

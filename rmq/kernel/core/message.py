@@ -41,7 +41,8 @@ class Outgoing:
         at: Due time: an aware datetime, or epoch ms. You cannot combine it with `delay`. A message
             with a past time is due immediately. A time more than a year ago is refused as a
             mistake.
-        merge_key: Waiting messages with the same key become one message. Needs `time_range`.
+        merge_key: Waiting messages with the same key become one message. If you give a key, also
+            give a `time_range`.
         time_range: How long a message with a merge key waits for other messages, seconds or
             timedelta.
         merge: Which body RMQ keeps: "first", "last", or "collect" (a list of all bodies). A list
@@ -79,11 +80,11 @@ class Outgoing:
             slot for all messages of the group. If you also give a `slot_basis`, it must be equal to
             the group. You cannot combine `group` with `merge_key`.
         share_key: Tenant of the message. All groups with the same share key together get as many
-            deliveries as one group without a share key. Default: each group counts separately.
-            Needs `group`.
+            deliveries as one group without a share key. Default: each group counts separately. You
+            must also give `group`.
         weight: Number of deliveries that the group or share key gets for each delivery of a group
-            with weight 1, from 1 to 64. Default: the weight in the topic's setting `groups`. Needs
-            `group`.
+            with weight 1, from 1 to 64. Default: the weight in the topic's setting `groups`. You
+            must also give `group`.
         keep_result: Time for which the result is kept after the message has ended, seconds or
             timedelta, 1 s to 30 days. Default: the option `results` of the topic object. Without
             this option, no result is kept.
@@ -192,7 +193,7 @@ class Receipt:
 
     @property
     def deadline(self) -> datetime | None:
-        """The time at which the lease ends, by the server's clock.
+        """The time when the lease ends, by the server's clock.
 
         The value is None for a worker's delivery, because workers have shared leases.
         `Delivery.deadline` then has the end of the lease.
@@ -223,7 +224,7 @@ class Message:
         deliveries: Number of times that the message was delivered to a consumer.
         deadline: End of the lease of a message in flight. None if a query has the message, or if
             the worker's shared lease has ended.
-        died: Time at which the message became a dead letter, or None.
+        died: Time when the message became a dead letter, or None.
         failure: Last failure, or None.
         score: Score of the message in its sorted set, as `redis-cli` shows it.
         unreadable: Reason why the body could not be decoded, or an empty string.

@@ -40,7 +40,7 @@ class Pause(NamedTuple):
 
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
-    """Read the pause of receives or of sends from a topic's hash. Return None if there is none."""
+    """Read the pause of receives or of sends from a topic's hash. Return None without a pause."""
     field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None

@@ -1,13 +1,15 @@
 """Read and write the scores that messages have in sorted sets.
 
-The score of a waiting message shows what kind of message it is. The score of a message in flight is
-part of its receipt.
+The score of a waiting message shows what kind of message it is. Each kind has its own range of
+scores, which is called a family. For example, messages with a priority are a family. The fraction
+of the score shows the order of arrival and the state of a retry.
 
-`lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
-`lua/lib/leases/receipt.lua` make the scores. `lua/README.md`, "Scores", describes them. A family is
-a range of scores for one kind of waiting message, such as messages with a priority. The families
-follow a design that Alibaba's Taobao team published in 2021. In RMQ, the fraction of a score also
-contains the order of arrival and the state of a retry.
+The score of a message in flight is part of its receipt.
+
+The scripts `lua/lib/scores/score.lua` and `lua/lib/scores/timed_score.lua` make the scores of
+waiting messages. `lua/lib/leases/receipt.lua` makes the scores of messages in flight.
+`lua/README.md`, "Scores", describes all scores. The families follow a design that Alibaba's Taobao
+team published in 2021.
 """
 
 from __future__ import annotations

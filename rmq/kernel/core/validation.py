@@ -131,7 +131,7 @@ def span(ms: float, gap: str = "", minute: str = "m") -> str:
     Args:
         ms: Length of time, ms.
         gap: Text between a number and its unit.
-        minute: Name of the unit "minute".
+        minute: Text for the unit "minute".
     """
     if ms < 1000:
         return f"{ms:.0f}{gap}ms"

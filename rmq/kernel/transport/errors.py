@@ -1,16 +1,16 @@
 """Classify errors of Redis, and convert them to errors of RMQ.
 
-The code at the beginning of a reply identifies the error. The text after the code does not identify
-the error, because it may contain names: a topic may be called "uploading" or "readonly-orders".
-redis-py removes some codes from the text. In this case, the exception class identifies the error.
-Source of the table: the server's error codes, and the exceptions of redis-py 5 to 8.
+The code at the beginning of a reply identifies the error. The rest of the text does not, because it
+may contain names, such as a topic called "readonly-orders". redis-py removes some codes from the
+text. The class of the exception then identifies the error. The table of codes comes from the
+server's error codes, and from the exceptions of redis-py 5 to 8.
 
 The function `denied` explains a refusal by the ACL. Its error shows the refused command, key or
 channel, and the rule to add. If a script has sent the refused command, Redis 6.2 and 7.0 do not
 name the command. The function then finds the command by the line number in the error.
 
-The function `advice` explains TLS errors, because the text of OpenSSL names the failed check, but
-not the cause.
+The function `advice` explains TLS errors, because OpenSSL names the failed check, but not the
+cause.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class PooledConnection:
         permit: Permit of the pool for this connection, or None after the pool has taken it back.
         epoch: Epoch of the pool when the connection was last used.
         used_at: Time of the last use by the monotonic clock, or 0 before the first use.
-        taken_at: Time at which the current call began, by the monotonic clock. Only `SentinelPool`
+        taken_at: Time when the current call began, by the monotonic clock. Only `SentinelPool`
             sets it.
     """
 

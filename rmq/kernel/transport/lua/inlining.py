@@ -1,21 +1,23 @@
 """Replace constants and calls of inline functions in the Lua scripts.
 
-Each execution of a script creates its local variables and functions again. A constant costs an
-instruction, and a function costs a tenth of the time of a call of Redis. So the text for Redis has
-values instead of the constants of `lua/lib/`, and statements instead of calls of inline functions.
+In each execution of a script, Redis creates the local variables and functions of the script again.
+A constant costs an instruction, and a function costs a tenth of the time of a call of Redis. So the
+text for Redis has values instead of the constants of `lua/lib/`, and statements instead of calls of
+inline functions.
 
 - A constant is a local variable in capitals whose value is a number or a string.
-- An inline function has the line `--- @inline` above it. A call of an inline function must be a
-  statement: `f(x)`, `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. The function may return
-  early, by guard clauses. Its lines are then put inside `repeat ... until true`, and a `break`
-  replaces the early return. A `break` inside a loop of the function would only end that loop. So an
-  early return in a loop is refused, unless all calls have the form `return f(x)`.
+- An inline function has the line `--- @inline` above it. Each call of this function must be a
+  statement: `f(x)`, `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`.
+- An inline function may return early, by guard clauses. RMQ then puts the lines of the function
+  inside `repeat ... until true`, and a `break` replaces the early return. In a loop of the
+  function, this `break` would only end the loop. So RMQ refuses an early return in a loop, unless
+  all calls have the form `return f(x)`.
 
 The replacement does the same as the call. Arguments are evaluated first, once each. Names in the
-function do not conflict with names in its caller. If a call does not follow these rules, loading
-the script fails. `tests/lua/test_inlining.py` runs each script in both forms.
+function do not conflict with names in its caller. If a call does not follow these rules, RMQ does
+not load the script. `tests/lua/test_inlining.py` runs each script in both forms.
 
-A line may end with a character of `PLACES`, which stands for its source file and line
+A line may end with a character of `PLACES`, which stands for the source file and the line
 (`error_places.py`). The character moves together with its line, and does not change the rest of the
 text.
 """

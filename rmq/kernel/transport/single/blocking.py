@@ -61,7 +61,7 @@ class Doorbell:
     """Reads replies from connections. Another thread can end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply. Before the first reply, time at which this
+        heard_at: Monotonic time of the last reply. Before the first reply, time when this
             object was created.
     """
 

@@ -78,7 +78,7 @@ class RetryDeadline:
         return pause_s
 
     def failure(self, error: BaseException, may_be_done: bool) -> StorageError:
-        """Return the error of a command that RMQ does not repeat again."""
+        """Return the error for the caller, when RMQ stops repeating a command."""
         text, server = redact(str(error))[:300], self._address.described
         if may_be_done:
             return OutcomeUnknown(
