@@ -1,8 +1,8 @@
 """Check a body, and convert it to the type in a handler's annotation.
 
-This module needs no other package for builtin types, and for dates, UUIDs, Enums, sets, dataclasses
-and the other types of `rmq.kernel.core.forms`. If pydantic or msgspec is installed, that package
-converts its own models and all other types of `typing`.
+This module converts builtin types, dates, UUIDs, Enums, sets, dataclasses, and the other types of
+`rmq.kernel.core.forms`. It needs no other package for these types. If pydantic or msgspec is
+installed, that package converts its own models and all other types of `typing`.
 
 When you send an object, RMQ writes it as JSON, and immediately reads the JSON back with the
 object's class (`plain_form`). If the result differs from the object, RMQ refuses the send. So a

@@ -121,7 +121,7 @@ def _datetime(value: datetime) -> str:
 
 
 def has_seconds(offset: timedelta | None) -> bool:
-    """Return whether the offset of a time zone has seconds."""
+    """Return whether the offset of a time zone has seconds, such as +01:00:30."""
     return bool(offset and offset % _MINUTE)
 
 

@@ -146,8 +146,8 @@ def envelope(
 ) -> tuple[bytes, bytes]:
     """Build the part of a record before its body.
 
-    Return the first four bytes (the head), and the bytes between the acceptance number and the body
-    (the envelope).
+    Return two values: bytes 1 to 4 (the head), and the bytes from byte 9 to the body (the
+    envelope). A script adds bytes 5 to 8 later.
 
     Args:
         codec: Number of the body's codec.
@@ -155,7 +155,7 @@ def envelope(
         due_ms: Due time in epoch ms, or a delay below 1e12 ms. None if the message is due
             immediately.
         expires_ms: Lifetime after the due time, in ms, or 0 for no limit.
-        merge_key: Merge key as it is stored. Empty if the message does not merge.
+        merge_key: Merge key in the form that Redis stores. Empty if the message does not merge.
         collects: Whether the message collects the bodies of the messages that merge with it.
     """
     flags, fields = 0, b""

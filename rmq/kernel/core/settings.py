@@ -389,7 +389,7 @@ class Settings:
         }
 
     def shown(self) -> dict[str, Any]:
-        """Return the settings for people and JSON, by public name. Durations are in seconds."""
+        """Return the settings for people and JSON, with public names. Durations are in seconds."""
         settings: dict[str, Any] = {}
         for public, (name, _) in _CHECKS.items():
             value = getattr(self, name)

@@ -276,7 +276,7 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
 
 
 def one_of(value: object, field_name: str, words: tuple[str, ...]) -> str:
-    """Check that a value is one of some words, and return it."""
+    """Check that a value is in a list of words, and return it."""
     if not isinstance(value, str) or value not in words:
         raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
     return value

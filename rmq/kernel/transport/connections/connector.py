@@ -106,7 +106,7 @@ class Connector:
             self._factory = self._read_url()
 
     def close(self) -> None:
-        """Refuse to make more connections.
+        """Close this connector, so that it makes no more connections.
 
         If no other connector uses the embedded server, the method also stops the server.
         """

@@ -1,7 +1,7 @@
 """Define the operations on connections, which blocking and async transports share.
 
-The rules in `server_commands`, `cluster_commands` and `subscription` are generators without I/O,
-which yield these operations. `Transport` performs the operations with blocking calls, and
+The generators in `server_commands`, `cluster_commands` and `subscription` do no I/O themselves.
+They yield these operations. `Transport` performs the operations with blocking calls, and
 `AsyncTransport` awaits them.
 """
 

@@ -342,7 +342,7 @@ _own_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _disown_pools() -> None:
-    """Leave all pools to the parent of this forked process."""
+    """Give up all pools in a forked child, because they belong to its parent."""
     for pool in _own_pools:
         pool.is_own = False
 
@@ -438,7 +438,7 @@ class AsyncPool(_PoolState):
                 del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
-        """Send the commands of several tasks. Return the replies, or the error, for each task."""
+        """Send the commands of several tasks. Return the replies or the error for each task."""
         try:
             pooled = await self.send(b"".join([packed for packed, _ in items]))
             replies = iter(await self.read(pooled, sum([count for _, count in items])))
