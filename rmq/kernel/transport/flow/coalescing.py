@@ -291,8 +291,8 @@ def coalesced(
     """Make one caller's request, in a separate call or in a call that several callers share.
 
     Args:
-        coalescer: Object that makes the shared calls. A caller gets the same result or error from a
-            shared call as from `alone`.
+        coalescer: Object that makes the shared calls. A shared call gives a caller the same kind
+            of result or error as `alone`.
         item: Function that returns the caller's item for a shared call, and its size in bytes.
         alone: Function that makes the request in a separate call.
     """

@@ -18,7 +18,7 @@ from rmq.kernel.transport.url import Address
 
 
 class MasterConnection(redis.Connection):
-    """A connection of redis-py to the master, which refuses any other server.
+    """A connection of redis-py that connects only to the master, and refuses any other server.
 
     Args:
         finder: Finds the master.

@@ -233,7 +233,7 @@ class Driver:
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
-        """End the current or the next wait of another thread on its subscription."""
+        """End another thread's wait on its subscription: the current wait or the next wait."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
             subscribed.waiting.wake()
