@@ -34,7 +34,6 @@ class _OpenNumbers:
         self.ranges: list[tuple[int, int, int]] = []  # first, last, open since
 
     def accepted(self, before_ms: float) -> Ranges:
-        """Return the accepted numbers that the producer reserved before `before_ms` (epoch ms)."""
         return union(
             (first, min(last, self.sent))
             for first, last, since in self.ranges

@@ -24,7 +24,6 @@ OLDER_S = 60.0  # minimum age of the audited messages
 
 
 def _is_numbered(context: TopicContext) -> Flow[bool]:
-    """Return whether a topic has numbered messages. This check costs less than an audit."""
     pages = yield from pipeline([scripts.audit_open(keys) for keys in context.slots])
     return any(page.numbered for page in pages)
 

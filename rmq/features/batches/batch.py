@@ -20,7 +20,7 @@ class BatchBase:
     """Shared code of `Batch` and `AsyncBatch`.
 
     Args:
-        run: Function that runs a flow.
+        run: Function that sends the commands of a generator to Redis.
         definition: Definition of the batch.
     """
 

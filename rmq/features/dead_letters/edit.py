@@ -99,7 +99,6 @@ def _record(
 
 
 def _codec_of(fields: Record) -> Codec:
-    """Return the codec of the old body, without compression."""
     number = fields.codec
     if number == Compressed.number:
         if codecs.is_encrypted(number, fields.body):

@@ -448,7 +448,6 @@ async def _list(
 
 
 def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms: int) -> bool:
-    """Return whether a message matches. Decode the body only if a condition reads the body."""
     if wanted.needs_body and isinstance(message.body, record.Record):
         try:
             body = reading.body_of(message.body)

@@ -298,7 +298,6 @@ def _editable(message: Message) -> tuple[str, str]:
 
 
 def _headers(text: str) -> dict[str, str]:
-    """Parse headers. Each line has a name, a colon and the value."""
     headers = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         match = HEADER_LINE.fullmatch(line)
@@ -322,7 +321,6 @@ def _bounded(text: str, moment: datetime) -> str:
 
 
 def _conditions(request: PageRequest) -> dict[str, Any]:
-    """Return the conditions in the form: ids of dead letters, or a filter."""
     ids = request.form.get("ids", "").split()
     text = request.form.get("filter", "").strip()
     if (
@@ -352,7 +350,6 @@ class _Counted:
 async def _counted(
     request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
 ) -> _Counted:
-    """Count matching dead letters, but stop at the time limit of a page."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]

@@ -89,8 +89,6 @@ class _Tally:
 
 
 class _Tallies:
-    """Counts dead letters by fingerprint."""
-
     def __init__(self) -> None:
         self._by_fingerprint: dict[str, _Tally] = {}
         self.total = self._other = 0
@@ -126,7 +124,6 @@ class _Tallies:
         tally.add(topic, member.id, died_ms, last_failure)
 
     def result(self, unread: int = 0) -> DeadLetterGroups:
-        """Return the counts, largest group first."""
         found = [
             DeadLetterGroup(
                 key, tally.topics.total(), moment(tally.first_ms), moment(tally.last_ms),

@@ -140,7 +140,6 @@ class Redrive:
         return letters
 
     def _move(self, ids: Sequence[bytes]) -> Flow[str]:
-        """Move as many of these dead letters as fit into one call, starting with the first."""
         slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
@@ -223,7 +222,6 @@ def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
 
 
 def _count_that_fit(held: Sequence[HeldLetter]) -> int:
-    """Return how many of these dead letters fit into one call, at least 1."""
     size = 0
     for count, each in enumerate(held):
         size += len(each.record)

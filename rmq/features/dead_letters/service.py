@@ -82,7 +82,6 @@ class Expiry(SurveyedService):
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
-        """Search a slot for expired messages. Return how many messages had expired."""
         one = self._passes.setdefault((name, index), _SlotPass())
         if slot["delivered"] != one.delivered:
             is_new = one.delivered < 0 and not slot["in_flight"]

@@ -66,7 +66,6 @@ def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
 
 
 def _print_list(findings: list[Finding], is_whole: bool) -> None:
-    """Print all findings, or the worst problems and the number of omitted findings."""
     shown = findings if is_whole else problems(findings)[:PROBLEMS_MOST]
     for finding in shown:
         _print(finding)
@@ -84,7 +83,6 @@ def _print_list(findings: list[Finding], is_whole: bool) -> None:
 
 
 def _since(finding: Finding) -> str:
-    """Return a text that says when a problem began. The text follows the evidence."""
     if finding.since is None:
         return ""
     ago = text.span((datetime.now(UTC) - finding.since).total_seconds() * 1000)

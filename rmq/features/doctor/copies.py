@@ -130,7 +130,6 @@ def replication(look: Look) -> Flow[list[Sight]]:
 
 
 def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, good: int) -> Sight:
-    """Compare the Redis setting min-replicas-to-write with the durability settings of topics."""
     if settings is None:
         return Sight("ok", f"{text}; min-replicas-to-write cannot be read (no right to CONFIG)")
     names = ("min-replicas-to-write", "min-slaves-to-write")

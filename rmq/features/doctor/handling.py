@@ -104,13 +104,11 @@ def failures(look: Look) -> Flow[list[Sight]]:
 
 
 def _unsettled(topic: TopicOverview) -> int:
-    """Return how many deliveries of a topic have failed since the topic was created."""
     counts = topic.total
     return counts["delivered"] - counts["settled"] - counts["in_flight"]
 
 
 def _cause(topic: TopicOverview) -> Flow[str]:
-    """Describe the most frequent error among the newest dead letters of a topic."""
     slots = range(len(topic.slots))
     fullest = max(slots, key=lambda index: topic.slots[index]["dead"])
     keys = topic.context.slots[fullest]
@@ -182,7 +180,6 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 
 def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
-    """Return when the first message of a topic died after the given time."""
     peek = partial(topic_scripts.peek, queue="dead", low=str(since_ms), limit=1, records=False)
     found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MOST]])
     return min((member.score for members in found for member in members), default=None)

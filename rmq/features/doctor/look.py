@@ -256,7 +256,7 @@ class Look:
         return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
 
     def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
-        """Run a flow once for several checks. If the flow failed, raise the same error again."""
+        """Read data once for several checks. If the read failed, raise the same error again."""
         if what in self._failures:
             flow.close()
             raise self._failures[what]

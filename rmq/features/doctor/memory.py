@@ -61,7 +61,6 @@ def limit(look: Look) -> Flow[list[Sight]]:
 
 
 def _packed(settings: dict[str, str]) -> list[Sight]:
-    """Return a result for each server whose limit for listpack encodings is too high."""
     found = []
     for name, text in settings.items():
         kind, is_value = name.partition("-")[0], name.endswith("-value")

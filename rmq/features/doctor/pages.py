@@ -57,14 +57,12 @@ async def show_runbook(request: PageRequest) -> View:
 
 @functools.cache
 def _sections() -> list[tuple[str, list[str]]]:
-    """Return the headings of the runbook with their paragraphs, without links."""
     text = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", packages.page("docs/runbook.md"))
     found = re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return [(heading, section.strip().split("\n\n")) for heading, section in found]
 
 
 def _buttons(request: PageRequest, finding: Finding) -> list[Button]:
-    """Return the buttons of a problem: run its command, if that is safe, and open its page."""
     topic, subject = finding.topics[0] if finding.topics else "", finding.subject
     verbs = tuple(shlex.split(finding.fix)[1:3])
     acts = {

@@ -147,7 +147,6 @@ def rights(look: Look) -> Flow[list[Sight]]:
 
 
 def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
-    """Return whether a user may call a command on a slot of a topic."""
     prefix, key = look.prefix, f"{look.prefix}:{{{topic}_0}}:slot"
     words: list[Any]
     if command == "evalsha":

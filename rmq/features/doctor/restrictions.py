@@ -66,7 +66,6 @@ def _probes(prefix: str) -> tuple[_Probe, ...]:
 
 
 def _refusal(look: Look, probe: _Probe) -> Flow[str]:
-    """Return the reason why the server refuses a command, or an empty text."""
     try:
         yield from look.on_masters(probe.name, *probe.words)
     except AccessDenied:
@@ -87,7 +86,6 @@ def _a_topic(look: Look) -> Flow[str]:
 
 
 def _limits(look: Look) -> Flow[list[str]]:
-    """Describe how many connections and databases are allowed. Return "" if this is unknown."""
     found = []
     for info in (yield from _infos(look)):
         lacks = [name for name in READ if name not in info]

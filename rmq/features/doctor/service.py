@@ -68,7 +68,6 @@ class Problems:
 
 
 def _note(prefix: str, topics: list[TopicOverview], is_whole: bool) -> Flow[list[Finding]]:
-    """Store the current time for each new problem, and delete the times of solved problems."""
     names = [name for name in flows.NAMES if is_whole or name not in NOT_WATCHED]
     found = yield from flows.examine(prefix, names, topics)
     keys = {each.key for each in problems(found) if each.check not in NOT_WATCHED}

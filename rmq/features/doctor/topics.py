@@ -81,7 +81,6 @@ def readable(look: Look) -> Flow[list[Sight]]:
 
 
 def _fix(topic: TopicOverview) -> str:
-    """Return the command that repairs an unreadable topic, or that shows more about it."""
     layout = topic.settings.layout if topic.context.is_open else None
     if layout and layout.resizing:  # some slots may not exist yet
         return f"rmq topic resize {topic.name} {topic.settings.slots}"
@@ -91,7 +90,6 @@ def _fix(topic: TopicOverview) -> str:
 def _fullest(
     topics: list[TopicOverview], count: str = "records"
 ) -> list[tuple[TopicOverview, int]]:
-    """Return the slots that have messages, sorted by `count`. The fullest slot is first."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
     full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
     return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
@@ -172,7 +170,6 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
 def _without_record(
     topic: TopicOverview, index: int, queue: QueueName, most: int = reading.CALL_MAX
 ) -> Flow[list[str]]:
-    """Examine the newest messages of a queue. Return the ids of messages without a whole record."""
     keys = topic.context.slots[index]
     page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, most, True)
     return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
@@ -250,7 +247,6 @@ def _partly(text: str, count: int, what: str) -> Sight:
 
 
 def _ready(topic: TopicOverview) -> int:
-    """Return the number of messages that consumers can receive now."""
     counts = topic.total
     return counts["retries"] + counts["priority"] + counts["due"] - counts["held"]
 
@@ -281,7 +277,6 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
 
 
 def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
-    """Return the number of listening consumers of each topic."""
     counts = Counter[str]()
     for at in range(0, len(names), CHANNELS):
         some_names = names[at : at + CHANNELS]
@@ -421,7 +416,6 @@ def pending(look: Look) -> Flow[list[Sight]]:
 
 
 def _with_groups(look: Look) -> Flow[list[TopicOverview]]:
-    """Return the topics that have groups. The topic with the most messages is first."""
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
     return sorted(topics, key=lambda topic: -topic.total["records"])
 
@@ -473,7 +467,6 @@ def group_skew(look: Look) -> Flow[list[Sight]]:
 
 
 def _died_ms(topic: TopicOverview, id: MessageId | None) -> Flow[float | None]:
-    """Return when a message died, or None if it is no longer a dead letter."""
     read = (yield topic_scripts.get(topic.context.slots[id.slot], id)) if id else None
     return read.score if read and read.queue == "dead" else None
 

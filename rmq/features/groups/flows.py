@@ -145,7 +145,6 @@ def group_purge(
 def _ids_in(
     keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
 ) -> Flow[list[bytes]]:
-    """Return ids of the messages of a group whose scores are in these ranges, at most `most`."""
     reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
     while most is None or len(ids) < most:
         members = yield from reader.read()

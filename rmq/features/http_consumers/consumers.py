@@ -157,7 +157,7 @@ class SharedConsumer:
 
 
 class _Topic(NamedTuple):
-    """A topic on this server: its context, its flows to settle, and its consumers by lease."""
+    """A topic on this server: its context, and its consumers by lease."""
 
     context: TopicContext
     settling: ConsumerFlows
@@ -342,11 +342,6 @@ def _settle(topic: _Topic, receipts: list[ReceiptFields], verb: Verb) -> Flow[Se
 
 
 def _delivery(context: TopicContext, receipt: ReceiptFields) -> InnerDelivery:
-    """Return the delivery object of a receipt.
-
-    Raises:
-        ApiError: The receipt belongs to another topic.
-    """
     try:
         id = context.check_id(receipt.id, "receipts")
     except InvalidValue:

@@ -238,7 +238,6 @@ class SlotWalk:
         return (yield from self._fill(1))
 
     def _fill(self, most: int, needs_body: bool = False) -> Flow[bool]:
-        """Read from the next slot that has more messages. Return False if there is no such slot."""
         while self._turns:
             slot = self._turns[0]
             if not self._ready[slot]:
@@ -376,7 +375,6 @@ class Tail:
 
 
 def _offset(member: QueueMember) -> int:
-    """Return the acceptance number of a message in a queue, or 0 if it has no record."""
     low = member.record[4:BARE]
     return offset_of(int.from_bytes(low, "big"), member.newest) if low else 0
 

@@ -77,7 +77,6 @@ async def messages(request: PageRequest) -> View:
 
 
 def _command(topic: str, queue: str, text: str) -> str:
-    """Return the command that lists the same messages."""
     words = ["rmq", "peek", topic, *([shlex.quote(text)] if text else [])]
     return " ".join([*words, *(["--queue in-flight"] if queue == "prepare" else [])])
 
@@ -158,7 +157,6 @@ def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt
 
 
 def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
-    """Return how many of the first attempts RMQ no longer stores."""
     numbers = [each.number for each in attempts if each.number is not None]
     return max(0, numbers[-1] - 1) if numbers else 0
 

@@ -107,7 +107,6 @@ def _of_pending(member: bytes) -> bytes | None:
 
 
 def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[None]:
-    """Call `use` with all pending follow-ups of a slot, page by page."""
     first = b"-"
     while True:
         page = yield RawCommand("sweep", "ZRANGE", key, first, "+", "BYLEX", "LIMIT", 0, SCAN)
@@ -118,7 +117,6 @@ def _scan_pending(key: bytes, use: Callable[[Iterable[bytes]], None]) -> Flow[No
 
 
 def _scan(key: bytes, use: Callable[[Iterable[bytes]], None], *match: str | bytes) -> Flow[None]:
-    """Call `use` with all values of a hash, page by page."""
     cursor = 0
     while True:
         cursor, page = yield RawCommand("sweep", "HSCAN", key, cursor, *match, "COUNT", SCAN)

@@ -33,7 +33,6 @@ def _seconds(value: timedelta | None) -> float | None:
 
 
 def _fields(state: rmq.ScheduleState) -> dict[str, Any]:
-    """Return the JSON fields of a schedule. Names of durations have their unit, like `every_s`."""
     return {
         "topic": state.topic, "name": state.name, "every_s": _seconds(state.every),
         "cron": state.cron, "tz": None if state.cron is None else state.tz,

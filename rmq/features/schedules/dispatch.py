@@ -151,7 +151,6 @@ class Dispatch:
         return sent, len(errors) == len(reply.due)
 
     def _report(self, topic: str, schedule: str, error: RMQError) -> None:
-        """Log the error of a schedule, unless the last logged error of the schedule is the same."""
         if self._reported.get((topic, schedule)) != str(error):
             self._reported[topic, schedule] = str(error)
             what = f"schedule {schedule!r}" if schedule else "the schedules"

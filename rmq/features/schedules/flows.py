@@ -146,7 +146,6 @@ def schedule(context: TopicContext, name: str) -> Flow[ScheduleState]:
 
 
 def _row(context: TopicContext, name: str) -> Flow[tuple[ScheduleRow, int]]:
-    """Return a stored schedule, and the time of Redis."""
     yield from opening.ensure_open(context, create=False)
     reply = yield scripts.schedules(context.slots[SLOT], name)
     if not reply.rows:

@@ -103,7 +103,6 @@ class _Cron:
         return times
 
     def _walk(self, time_ms: int, reverse: bool = False) -> Iterator[int]:
-        """Yield the times after or before this time, as cronsim finds them."""
         moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
         try:
             moments = self._cronsim.CronSim(self._expression, moment, reverse)

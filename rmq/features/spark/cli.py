@@ -111,7 +111,6 @@ def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None
 
 
 def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> str:
-    """Return the only query whose name starts with the prefix."""
     runs = [held.run for held in queries if held.run.startswith(prefix)]
     if not runs:
         raise NotFound(

@@ -112,7 +112,6 @@ def _checked(keys: SlotKeys, message: FailedMessage, worker: str) -> Failing:
 
 
 def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
-    """Divide the messages of a slot into several calls, each sorted by number."""
     rounds: list[list[Failing]] = []  # a number that occurs again goes into another call
     seen = Counter[int]()
     for message in sorted(failing, key=lambda each: each.number):

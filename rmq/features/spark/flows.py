@@ -111,7 +111,6 @@ class Known:
 
 
 def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
-    """Divide slots into pipelines of limited size, by the number of messages per slot."""
     part: list[tuple[int, int]] = []
     messages = 0
     for index, count in counts.items():
@@ -125,7 +124,6 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
-    """Divide a limit between slots. If there are more slots than the limit, some slots get 0."""
     limits = {}
     for place, index in enumerate(wanted):
         share = (
@@ -176,7 +174,6 @@ class QueryFlows:
         yield from opening.ensure_open(self.context, create=False)
 
     def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
-        """Run calls that only the owner of the query may make."""
         answers: list[T] = yield from pipeline(calls)
         for answer in answers:
             self.check_owner(answer)
@@ -286,7 +283,6 @@ class QueryFlows:
         return dict(newest)
 
     def _take_ready(self, newest: dict[int, int], most: int | None, most_bytes: int) -> Flow[None]:
-        """Take about the same number of messages from each slot that has messages."""
         slots, wanted, rolled_back = self.context.slots, self.known.ready(), set[int]()
         left = NEVER if most is None else most
         bytes_left = most_bytes

@@ -189,13 +189,10 @@ def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery
 
 
 def _age(report: Mapping[str, int]) -> tuple[int, int]:
-    """Return a key that sorts reports by age: the driver's start and its number of commands."""
     return report.get("since_ms", 0), report.get("commands", 0)
 
 
 def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
-    """Return the command that lists the first queries of a slot and when their leases end."""
-
     def parse(reply: list[bytes]) -> list[tuple[str, int]]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return [(run.decode(), int(float(end))) for run, end in pairs]
@@ -204,7 +201,6 @@ def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
 
 
 def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Return the result of each call. The result is () if the slot is gone or cannot be read."""
     replies: list[Any] = []
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
@@ -227,7 +223,6 @@ def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> Hel
 
 
 def _owner(states: Mapping[int, QueryState]) -> tuple[str | None, float]:
-    """Return the last owner of a query in any slot, and the seconds until its ownership ends."""
     known = [state for state in states.values() if state.owner]
     if not known:
         return None, 0.0

@@ -109,7 +109,6 @@ class JointQueries:
             self._listener.close_connection()
 
     def _listen(self, topics: Sequence[QueryFlows], seconds: float) -> None:
-        """Wait for wake-ups, and record them. Subscribe first if necessary."""
         by_channel = {flows.context.channel: flows for flows in topics}
         if not by_channel:
             return
@@ -146,7 +145,6 @@ class JointQueries:
             known.ready_at[index] = None
 
     def _ask(self, topics: Sequence[QueryFlows]) -> bool:
-        """Check the slots whose state is unknown. Return whether `Query.take` may find messages."""
         for flows in topics:
             known = flows.known
             known.is_joint = True
@@ -172,7 +170,6 @@ class JointQueries:
 
 
 def _open_flows(queries: Iterable[Query]) -> list[QueryFlows]:
-    """Return the flows of the queries whose topic is open."""
     flows = [query._flows for query in queries]
     return [each for each in flows if each.context.is_open]
 
@@ -211,7 +208,6 @@ def _keep(
 def _renew(
     calls: Sequence[tuple[QueryFlows, Command[QueryLog]]], errors: dict[QueryFlows, RMQError]
 ) -> Flow[None]:
-    """Send calls in one pipeline. Add the error of each topic to `errors`."""
     if not calls:
         return
     answers: Sequence[QueryLog | RMQError]

@@ -158,14 +158,12 @@ class PartReader:
         return page if page else (yield from self.read())
 
     def _tell(self) -> Flow[None]:
-        """Add the number of bytes that were read to the total that the driver shows."""
         if self._bytes and self._last is not None:
             keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
             self._bytes = 0
 
     def _find(self) -> Flow[None]:
-        """Read the ids of the messages in the next parts."""
         wanted, room = [], PIPELINE_MOST
         for part in reversed(self._parts):
             if room <= 0:
@@ -200,7 +198,6 @@ class PartReader:
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
-        """Return the first records that fit into the page, and their number."""
         sizes = list(map(len, records))
         for at in large:
             sizes[at] += record.size_of(records[at])

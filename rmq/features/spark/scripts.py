@@ -83,12 +83,10 @@ def _marks_key(keys: SlotKeys, run: str) -> bytes:
 
 
 def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
-    """Return the arguments that identify the caller, for commands that only the owner may run."""
     return clock.now_us, lease.run, lease.owner
 
 
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """If another driver owns the query, return the ms until its ownership ends, and its name."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
 
 

@@ -16,8 +16,6 @@ PER_TOPIC = 50  # maximum number of queries that are read of a topic
 
 
 class _Look(NamedTuple):
-    """The queries of a topic at the last reading."""
-
     at: float  # time of the reading, by the monotonic clock
     delivered: int
     has_queries: bool

@@ -48,7 +48,7 @@ def publish_flow(
     batch: int | None,
     timeout: Duration | None,
 ) -> Flow[PublishResult]:
-    """Check the arguments of `Topic.publish`, and return its flow."""
+    """Check the arguments of `Topic.publish`, and return the commands to run."""
     wait_s = block_s(timeout)
     if query is None and batch is None:
         return stage_flows.publish(context, list(staged), wait_s)
@@ -59,7 +59,7 @@ def publish_flow(
 def discard_flow(
     context: TopicContext, staged: Iterable[StageContent], query: str | None
 ) -> Flow[None]:
-    """Check the arguments of `Topic.discard`, and return its flow."""
+    """Check the arguments of `Topic.discard`, and return the commands to run."""
     name = None if query is None else check_text(query, "query")
     return stage_flows.drop(context, list(staged), name)
 

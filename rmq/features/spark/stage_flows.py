@@ -106,7 +106,6 @@ def _ready(context: TopicContext) -> Flow[Settings]:
 
 
 def _entry_max(settings: Settings) -> int:
-    """Return the maximum number of messages in an entry. An entry must fit into its slot."""
     most = settings.call_max
     return min(most, -(-settings.max_length // settings.slots) or most)
 
@@ -134,7 +133,6 @@ class StageFlows:
         return self.content
 
     def _noting(self, push: Flow[StageContent]) -> Flow[int]:
-        """Run a push, and record whether it failed. Return the number of messages in the stage."""
         # Cleared until the push succeeds, because a repeated push would create new message ids.
         self._failed = True
         self.content = yield from push
@@ -267,7 +265,6 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
 def _with_headers(
     context: TopicContext, heads: list[bytes], data: list[bytes], columns: Columns
 ) -> tuple[list[bytes], list[bytes]]:
-    """Put headers, types and groups into records. Equal values are encoded once."""
     nothing = [None] * len(data)
     marked = zip(
         *(columns.get(name, nothing) for name in ("headers", "type", "group")), strict=True
@@ -296,11 +293,6 @@ def _with_headers(
 
 
 def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
-    """Return the slot of each message.
-
-    Messages without a slot basis are spread over the slots. Consecutive messages often get the same
-    slot.
-    """
     turns = chain.from_iterable(repeat(next(context.spread), turn) for _ in repeat(None))
     if bases is None:
         return list(islice(turns, count))
@@ -321,7 +313,6 @@ class _StageCalls:
     def add(
         self, slot: int, entry: Sequence[bytes | int], count: int, rests: Sequence[bytes] = ()
     ) -> None:
-        """Add an entry of `count` messages."""
         keys: SlotKeys = self._slots[slot]
         before = self._lengths.get(slot, 0)
         self._calls.append(
@@ -331,7 +322,7 @@ class _StageCalls:
         self._count += count
 
     def add_alike(self, slot: int, head: bytes, first: bytes, rests: Sequence[bytes]) -> None:
-        """Add messages whose records start with the same bytes. `first` is the id of the first."""
+        """Add messages whose records start with the same bytes. Their ids count up from `first`."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
     def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
@@ -349,7 +340,6 @@ class _StageCalls:
 
 
 def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
-    """Return an entry: messages that `publish` moves in one step."""
     merging = batch.merging
     if merging is None:
         return [*ids.members_of(batch.ids), *batch.parts]

@@ -97,7 +97,6 @@ async def overview(request: PageRequest) -> View:
 
 
 def _marks(found: Sequence[Any]) -> dict[str, dict[str, str]]:
-    """Return the titles and severities of problems by topic. The worst topics are first."""
     marks: dict[str, dict[str, str]] = {}
     for each in found:
         for topic in each.topics if each.severity in GRAVE else ():
@@ -200,7 +199,6 @@ def _settings_view(
     mistake: ConfigurationError | None = None,
     typed: Mapping[str, str] = {},
 ) -> View:
-    """Return the form for settings. After a mistake, it shows the typed values and the error."""
     text = str(mistake) if mistake else ""
     shown = _form(found)
     field = text.partition(":")[0] if text.partition(":")[0] in shown else ""
@@ -331,7 +329,6 @@ async def delete(request: PageRequest) -> Redirect:
 
 
 def _form(settings: Settings) -> dict[str, str]:
-    """Return the settings in the form that people type. Durations have a unit."""
     values = settings.shown()
     durations = {
         name: format_duration(values[name]) if values[name] else "off" for name in DURATIONS
@@ -340,7 +337,6 @@ def _form(settings: Settings) -> dict[str, str]:
 
 
 def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the form showed, or the current settings, as text."""
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

@@ -134,7 +134,6 @@ def _awaited(before: int, after: int) -> tuple[int, ...]:
 
 
 def _check(context: TopicContext, slots: int) -> Flow[None]:
-    """Check that the topic can be resized, before anything is changed."""
     settings, name = context.settings, context.name
     low, high = sorted((settings.slots, slots))
     if high % low:
@@ -181,7 +180,6 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 
 
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
-    """Start the resize: write the new number of slots to the topic's hash."""
     since_ms = yield from server_ms("topic_resize")
     dealt = (yield from _waiting(context)) if context.settings.max_length else ()
     while True:
@@ -318,7 +316,6 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether the resize that started at the time in `since_ms` is unfinished."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms

@@ -38,7 +38,6 @@ async def workers(request: PageRequest) -> View:
 
 
 async def _leases(request: PageRequest, topics: set[str]) -> dict[str, float]:
-    """Return the leases of topics in seconds. Topics that cannot be read are omitted."""
     leases = {}
     for topic in topics:
         with suppress(RMQError):

@@ -103,7 +103,6 @@ class StatusReporter:
             log.exception("unexpected, while the status of this process was reported")
 
     def _write(self, keep_ms: int, at_ms: int) -> str:
-        """Return the report in the form that Redis stores."""
         now = time.monotonic()
         handlers, runs = [], []
         for index, queue in enumerate(self._queues):
@@ -132,7 +131,6 @@ class StatusReporter:
         )  # fmt: skip
 
     def _cancelled_ms(self, index: int, delivery: InnerDelivery, now: float) -> int | None:
-        """Return how long ago the cancellation of a run was requested, in ms, or None."""
         cancellation = delivery.cancellation
         is_batch = bool(self._queues[index].handler.batch)  # a batch is not interrupted
         if is_batch or cancellation is None or not cancellation.is_set():

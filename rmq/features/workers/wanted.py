@@ -138,7 +138,6 @@ def processes(
 
 
 def _arrival_per_s(now: Figures, before: Figures | None) -> float | None:
-    """Return how many messages became ready per second, or None if unknown."""
     if before is None or now.at_ms - before.at_ms < WINDOW_LEAST_S * 1000:
         return None
     grown = {

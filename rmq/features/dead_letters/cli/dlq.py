@@ -99,7 +99,6 @@ def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.
 def _dead_of(
     client: rmq.Client, topic: str, wanted: DeadLetterFilter | None, ids: Sequence[rmq.MessageId]
 ) -> Iterator[list[rmq.Message]]:
-    """Yield the messages with these ids, if they are dead letters and match the filter."""
     now_ms = int(time.time() * 1000)
     for id in ids:
         message = client.admin.get(topic, id)

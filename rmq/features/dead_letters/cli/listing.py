@@ -80,7 +80,6 @@ def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
 
 
 def _group_text(group: rmq.DeadLetterGroup) -> str:
-    """Return the first line of the error. Add the reason if it is not a plain failure."""
     error = group.error.partition("\n")[0]
     reason = group.reason if group.reason != "failed" or not error else ""
     return ": ".join(part for part in (reason, error) if part)

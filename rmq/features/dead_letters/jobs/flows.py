@@ -102,7 +102,6 @@ def check_conditions(verb: JobVerb, conditions: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_living(wanted: Filter) -> None:
-    """Raise an error for conditions on the time of death, which only dead letters have."""
     named = [each.where.name for each in conditions_of(wanted.filter.term)] if wanted.filter else []
     if wanted.older_ms or wanted.died_ms or {"age", "died"} & {*named}:
         raise InvalidValue("filter: age, died and older_than need dead letters; a cancel has none")

@@ -96,7 +96,6 @@ async def cancel(request: PageRequest) -> Redirect:
 
 
 def _share(job: Job) -> float | None:
-    """Return the finished part of a job, 0 to 1. Return None if the messages were not counted."""
     if job.state == "done":
         return 1.0
     return min(1.0, job.matched / job.expected) if job.expected else None

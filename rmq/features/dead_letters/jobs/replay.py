@@ -178,7 +178,6 @@ class ReplaySearch:
         return Batch(slot, ids, cursor.pack(), self.examined, is_last)
 
     def _read(self) -> Flow[bool]:
-        """Read the next page of a slot. Return False at the end of the slot."""
         cursor = self._cursor
         begin, last = self._between[cursor.slot]
         wanted = self._wanted.filter
@@ -206,7 +205,6 @@ class ReplaySearch:
 
 
 def _member_of(message: AckedMessage) -> QueueMember:
-    """Convert an acked message to the form that filters read."""
     return QueueMember("history", message.id, 0.0, message.record, b"", 0)
 
 
@@ -305,10 +303,6 @@ class Replay:
         return core_ids.derive_member(text, b"rmq-replay")
 
     def _slot_of(self, slot: int, fields: Record) -> int:
-        """Return the slot of a new message.
-
-        The group decides the slot. Without a group, the slot of the acked message decides it.
-        """
         group, slots = group_in(fields.headers.get(GROUP_MARK)), self._target.settings.slots
         return slot % slots if group is None else slot_of(group, slots)
 

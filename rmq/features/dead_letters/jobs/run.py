@@ -162,7 +162,6 @@ class _Search:
         return Batch(slot, ids, self._cursor.pack(), self.examined, slot >= len(slots))
 
     def _read(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
-        """Return the next messages of a slot after the cursor, or an empty list at the end."""
         if self._wanted.ids is not None:
             return (yield from self._read_ids(keys))
         offset, queue = 0, self._queues[self._cursor.turn]
@@ -183,7 +182,6 @@ class _Search:
     def _candidates(
         self, keys: SlotKeys, read: list[QueueMember]
     ) -> Flow[dict[bytes, QueueMember]]:
-        """Return the messages in `read` that the job may change, by id, with whole bodies."""
         meant = read
         if self._wanted.ids is None:
             meant = [each for each in read if self._is_meant(each)]
@@ -372,7 +370,6 @@ class _Runner:
     def _act(
         self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes], cursor: str
     ) -> Flow[str]:
-        """Change the messages of a batch. Return one character for each message."""
         if self.replay is not None:
             return (yield from self._send_again(self.replay, keys, ids, replay.entries_in(cursor)))
         if self.target is not None:

@@ -199,7 +199,6 @@ def _show_result(state: rmq.ResultState) -> None:
 
 
 def _result_fields(state: rmq.ResultState) -> dict[str, Any]:
-    """Return the JSON fields of a result. A value has the same fields as a body."""
     outcome = None
     if state.outcome is not None:
         outcome = text.fields(state.outcome) | {"error": state.outcome.error}

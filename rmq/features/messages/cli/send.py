@@ -417,7 +417,6 @@ class Stream:
         )
 
     def _stopped(self, error: rmq.RMQError) -> Failed:
-        """Return the error to raise if a batch could not be sent."""
         results = [result for result in getattr(error, "results", []) if result is not None]
         where = f"lines {self.lines[0]} to {self.lines[-1]}"
         so_far = self._so_far()

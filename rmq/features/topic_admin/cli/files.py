@@ -198,7 +198,6 @@ def _changes(client: rmq.Client, definitions: Definitions) -> list[_Change]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """Convert a setting to the form that the library accepts."""
     if key in DURATIONS and isinstance(value, str):
         return 0 if value == "off" else parse_duration(value)
     return value
@@ -240,7 +239,6 @@ def _schedule_changes(
 
 
 def _comparable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schedule's fields in comparable form: durations in s, body as sorted JSON."""
     full = SCHEDULE_DEFAULTS | dict(fields)
     for key in SCHEDULE_DURATIONS:
         if isinstance(full[key], str):

@@ -66,7 +66,6 @@ def stats(topic: str | None, slots: bool, due: bool) -> None:
 
 
 def _show_due(topic: str, counts: list[rmq.DueCount]) -> None:
-    """Print how many messages become due in each time span, with a bar."""
     records = [count._asdict() for count in counts]
     if common_options().json:
         output.document({"topic": topic, "due": records}, records)
@@ -92,7 +91,6 @@ def _part(before: rmq.DueCount | None, count: rmq.DueCount) -> str:
 
 
 def _bar(messages: int, most: int) -> str:
-    """Return a bar whose length shows the count. Even a count of 1 is visible."""
     return "█" * -(-messages * BAR // most) if messages else ""
 
 

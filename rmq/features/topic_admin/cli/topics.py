@@ -172,8 +172,6 @@ def set_settings(name: str, **given: Any) -> None:
 
 
 def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
-    """Add the options that say whether a pause stops deliveries or sends."""
-
     def chosen(ctx: click.Context, param: click.Parameter, given: bool) -> None:
         if given:
             if "verb" in ctx.params and ctx.params["verb"] != param.name:
@@ -292,7 +290,6 @@ def _resizing_fields(resizing: Resizing) -> dict[str, Any]:
 
 
 def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
-    """Describe the progress of a resize, and how it continues."""
     pending = text.plural(len(resizing.pending), "slot")
     return (
         f"from {resizing.before} slots since {text.clock(moment(resizing.since_ms))}; "
