@@ -42,7 +42,7 @@ class _OpenNumbers:
 
 
 class _Account:
-    """The counts of a slot, and the numbers of the messages that RMQ has not removed yet."""
+    """Message counts of a slot, and the numbers of the messages that RMQ has not removed yet."""
 
     def __init__(self) -> None:
         self.now_ms = self.numbered = self.seen = self.accounted = 0

@@ -34,7 +34,7 @@ def audit_open(
 ) -> Command[AuditOpenPage | None]:
     """Read a page of the numbers whose messages RMQ has not removed yet.
 
-    Return None if another audit began during the last `every_ms` milliseconds.
+    Return None if another audit started during the last `every_ms` milliseconds.
     """
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:

@@ -25,8 +25,7 @@ def redrive(
     """Send dead letters back. Return `1` sent, `0` not dead or `x` unreadable for each letter.
 
     Messages that died after `died_by_ms` count as not dead. `fresh` says whether to delete the
-    recorded steps of the messages. `edited` is the new record of a single message, without the
-    acceptance number.
+    recorded steps of the messages. `edited` is the new record of a single message.
     """
     return script_call("redrive", keys, [
         clock.now_us, session.call, context.channel, keys.index,

@@ -26,7 +26,7 @@ NOT_WATCHED = ("rights", "restrictions", "encodings", "fragmentation", "versions
 class Problems:
     """Checks Redis and all topics, and stores when the server first saw each problem.
 
-    The checks use the counts of topics that the server has read. When the server no longer finds a
+    The checks use the message counts that the server has read. When the server no longer finds a
     problem, it deletes the stored time. The console shows the findings of the last check.
     """
 

@@ -133,7 +133,7 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
     """Find messages that no queue has, because Redis or a person removed a key.
 
     A script always writes the record of a message and its position in a queue together. So a slot
-    must have as many records as queue positions. One script reads both counts. If a record is
+    must have as many records as queue positions. One script reads both numbers. If a record is
     missing or too short, consumers turn the message into a dead letter.
     """
     broken, found = list[Sight](), list[tuple[float, Sight]]()

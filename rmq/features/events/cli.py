@@ -33,8 +33,9 @@ from rmq.cli_framework.param_types import DURATION
 def signal(key: str, body: str | None, raw: bool, keep: float) -> None:
     """Signal the event KEY with BODY, so that messages waiting for it continue. BODY is JSON.
 
-    Only the first signal of a key counts. RMQ keeps the event for messages that start to wait for
-    it later. The command prints whether RMQ stored the signal, and how many messages continue.
+    Only the first signal for a key has an effect. RMQ keeps the event for messages that start to
+    wait for it later. The command prints whether RMQ stored the signal, and how many messages
+    continue.
     """
     common = common_options()
     value = body

@@ -29,9 +29,9 @@ class Signalled(Answer):
     """The result of a signal, with the fields of `rmq.SignalResult`.
 
     Attributes:
-        state: "stored" if this was the first signal of the key. "already" if the key had an event;
-            this signal then changed nothing.
-        delivered: Number of messages that continue because of this call.
+        state: "stored" if this was the first signal for the key. "already" if the key already had
+            an event. The signal then changed nothing.
+        delivered: Number of messages that continue because of this request.
     """
 
     state: Literal["stored", "already"]
@@ -42,7 +42,7 @@ class Signalled(Answer):
 async def signal_event(context: RequestContext, body: Signal) -> Signalled:
     """Signal an event, so that the messages that wait for its key continue.
 
-    You can repeat the request, because only the first signal of a key counts.
+    You can repeat the request, because only the first signal for a key has an effect.
     """
     found = await context.client.signal(body.key, body.body, keep=body.keep)
     return show(found, Signalled)

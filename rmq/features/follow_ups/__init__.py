@@ -1,5 +1,5 @@
 """Pending follow-ups of a topic: list, send and drop them.
 
-A follow-up is a message that the ack of another message stores. It is pending until RMQ has stored
-it in its own topic.
+When RMQ acks a message, it also stores the follow-ups of the message. A follow-up is pending until
+RMQ has stored it in its own topic.
 """

@@ -13,8 +13,8 @@ class FollowUps(SurveyedService):
     """Finishes the work of processes that died, even in topics without consumers.
 
     The service sends follow-ups, reports messages of batches that ended, and registers suspended
-    messages with their events. It reads the counts that the server has of each topic, and handles
-    only topics that have such work. If no topic has such work, the service sends no command.
+    messages with their events. The message counts of a topic show whether it has this work. If no
+    topic has this work, the service sends no command.
     """
 
     name = "follow_ups"

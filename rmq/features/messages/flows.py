@@ -258,11 +258,14 @@ QUEUES: tuple[QueueName, ...] = ("store", "prepare")
 
 
 class SlotTail:
-    """Finds the new messages of a slot. Redis numbers messages in the order of their acceptance.
+    """Finds the new messages of a slot (part) of a topic.
+
+    Redis numbers the messages of a slot in the order of their acceptance.
 
     Attributes:
-        floor: Acceptance number up to which the search is complete.
-        missed: Number of messages that were gone before they were read.
+        floor: Number of a message. The search has found this message and all earlier messages, or
+            they were gone.
+        missed: Number of messages that were gone before the search could read them.
     """
 
     def __init__(self, keys: SlotKeys, floor: int) -> None:
@@ -275,7 +278,7 @@ class SlotTail:
     def look(self, accepted: int) -> Flow[list[QueueMember]]:
         """Return messages that no earlier call found.
 
-        `accepted` is the acceptance number of the newest message in the slot.
+        `accepted` is the number of the newest message in the slot.
         """
         if not self._sweep:
             if accepted <= self.floor:
@@ -326,7 +329,7 @@ class Tail:
         self._shown: list[int] = []
 
     def begin(self) -> Flow[None]:
-        """Store the current acceptance numbers of the topic.
+        """Record the number of the newest message in each slot of the topic.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -365,12 +368,12 @@ class Tail:
 
     @property
     def cursor(self) -> str:
-        """Cursor after the shown messages. It has an acceptance number for each slot."""
+        """Cursor after the messages that the caller has shown."""
         return ".".join(map(str, self._shown))
 
     @property
     def missed(self) -> int:
-        """Number of accepted messages that were gone before they were read."""
+        """Number of accepted messages that were gone before the search could read them."""
         return sum(slot.missed for slot in self._slots)
 
 

@@ -25,11 +25,11 @@ def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
 
 
 class Rollback(SurveyedService):
-    """Rolls back expired leases in the slots whose counts show expired leases.
+    """Rolls back expired leases, but reads only slots that have expired leases.
 
-    The server regularly reads the counts of all slots. A slot without expired leases costs no extra
-    command. If the consumers of a slot die, the server rolls back their leases at most 80 s after
-    the leases expire.
+    The server regularly reads the message counts of all slots. A slot without expired leases costs
+    no extra command. If the consumers of a slot die, the server rolls back their leases at most 80
+    s after the leases expire.
     """
 
     name = "rollback"

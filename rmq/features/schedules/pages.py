@@ -42,7 +42,7 @@ async def change(request: PageRequest) -> Redirect:
 
 @PAGES.get("/topics/{topic}/queries")
 async def queries(request: PageRequest) -> View:
-    """Show which queries hold messages of a topic, and which queries publish to the topic."""
+    """Show which queries have messages of a topic in flight, and which queries publish to it."""
     topic, admin = request.topic, request.context.admin
     held, sinks, figures = await asyncio.gather(
         admin.queries(topic),
@@ -55,7 +55,7 @@ async def queries(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/queries/{run}/release", Role.ADMIN)
 async def ask_release(request: PageRequest) -> View:
-    """Show the messages that a query holds, and ask the user for the name of the topic."""
+    """Show the messages that a query has in flight, and ask the user for the name of the topic."""
     run = request.path["run"]
     count = await request.context.admin.release_query(request.topic, run, force=True, dry_run=True)
     held = [each for each in await request.context.admin.queries(request.topic) if each.run == run]

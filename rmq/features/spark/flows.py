@@ -1,8 +1,9 @@
 """Receive messages for a query, read them, settle them, or give them back.
 
-A query has a log, which numbers the messages that the query has taken from the queue. Two drivers
-of a query may make the same call, and a driver may repeat a call. A repeated call gets the same
-reply as long as the query has its messages. See `lua/queries/query_take.lua`.
+A query has a log, which numbers the messages that the query has taken from the queue. A driver is
+the process of the engine that runs the query. Two drivers may make the same call, and a driver may
+repeat a call. A repeated call gets the same reply as long as the query has its messages. See
+`lua/queries/query_take.lua`.
 
 The owner of a query has a cache (`Known`). It says which numbers were taken, and which slots have
 no messages. So the owner calls Redis only if something may have changed. After an error of Redis,
@@ -56,7 +57,8 @@ class Known:
         subscription: Subscription to the wake-ups of the topic.
 
     Attributes:
-        newest: For each slot, the number of the newest message taken. None if unknown.
+        newest: For each slot, the number of the newest message that the query has taken. None if
+            unknown.
         ready_at: For each slot, the monotonic time from which there are messages to take. NEVER
             means that a wake-up will announce messages. None means unknown.
         look_at: Time of the next check of some slots. The check needs no wake-up, because a wake-up
@@ -102,7 +104,10 @@ class Known:
                 self.ready_at[index] = 0.0
 
     def look(self) -> None:
-        """Clear the cache of the next few slots. Each slot has its turn once in ROUND_S seconds."""
+        """Make the state of the next few slots unknown, so that the next call reads it again.
+
+        In ROUND_S seconds, the method does this for each slot once.
+        """
         self.look_at = time.monotonic() + POLL_S
         count = len(self.ready_at)
         for _ in range(math.ceil(count * POLL_S / ROUND_S)):

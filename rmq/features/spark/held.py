@@ -23,7 +23,7 @@ SCANNED = 1000  # keys of a SCAN call, about a ms of the server's time
 
 @dataclass(frozen=True, slots=True)
 class HeldQuery:
-    """A query that has messages of a topic in flight.
+    """A query that has messages of a topic in flight. A driver (a process of the engine) runs it.
 
     Attributes:
         run: Name of the query, 32 hex digits.
@@ -132,7 +132,7 @@ def _by_topic(
 
 
 class Counted(Protocol):
-    """The context and the counts of a topic."""
+    """A topic with its message counts."""
 
     @property
     def context(self) -> TopicContext:
@@ -140,18 +140,19 @@ class Counted(Protocol):
 
     @property
     def slots(self) -> Sequence[Mapping[str, int]]:
-        """Counts of each slot. Their names are the same as in `Admin.stats`."""
+        """Message counts of each slot. Their names are the same as in `Admin.stats`."""
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
     """Return the queries that run or have messages in flight, by topic, in few round trips.
 
     The first slot of a topic lists all queries that run. If a query has messages in flight, their
-    slots also list the query. The counts of a topic show which slots have messages in flight. So
-    the function reads only these slots.
+    slots also list the query. The message counts of a topic show which slots have messages in
+    flight. So the function reads only these slots.
 
     Args:
-        topics: Topics with recent counts. Topics without queries are omitted from the result.
+        topics: Topics with recent message counts. Topics without queries are omitted from the
+            result.
         most: Maximum number of queries per slot. The queries whose leases end first are returned.
     """
     asked = [

@@ -129,8 +129,8 @@ class JointQueries:
     def _look(self, topics: Sequence[QueryFlows], is_heard: bool) -> None:
         """Mark a few slots for a check every LOOK_S seconds, because a wake-up can get lost.
 
-        Each slot is checked once in ROUND_S seconds. If no wake-ups arrive, all slots are checked
-        every POLL_S seconds.
+        In ROUND_S seconds, the method marks each slot once. If no wake-ups arrive, it marks all
+        slots every POLL_S seconds.
         """
         now = time.monotonic()
         if now < self._look_at:

@@ -27,7 +27,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 
 class Held(NamedTuple):
-    """The messages of one slot that a query has in flight.
+    """The messages of one slot (part) of a topic that a query has in flight.
 
     Attributes:
         newest: Number of the newest message that the query ever took.
@@ -186,7 +186,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
-        """Iterate over the messages of a slot whose numbers are in a range, in blocks.
+        """Yield the messages of a slot whose numbers are in a range, in blocks.
 
         Reading changes nothing. The messages stay in flight.
         """
@@ -217,7 +217,7 @@ class AsyncQuery(QueryBase):
             batch: Number of messages in the batch, for each slot. With this argument, an `exact`
                 query also settles messages whose lease has expired, unless another consumer has
                 received them. By default, the call settles only messages that the query still has,
-                and no message counts as missing.
+                and does not report missing messages.
 
         Raises:
             QueryOwned: Another driver runs the query.

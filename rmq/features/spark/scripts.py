@@ -427,7 +427,7 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Record the stages of a batch, unless an earlier call recorded stages.
+    """Record which stages belong to a batch, unless an earlier call did so.
 
     If `stages` is b"", the call only reads the recorded stages.
     """

@@ -22,10 +22,10 @@ class _Look(NamedTuple):
 
 
 class Queries(SurveyedService):
-    """Reads the queries of all topics each time that the server has read all counts.
+    """Reads the queries of all topics each time that the server has read the message counts.
 
     A topic without queries and without messages in flight costs no extra command. The server finds
-    a new query when the query takes its first message, or within ten minutes.
+    a new query when the query takes its first message, or after at most ten minutes.
 
     Attributes:
         held: Queries by topic. Topics without queries are omitted.

@@ -147,8 +147,8 @@ class StageFlows:
         """Put messages, given as columns, into the stage. Return the number of messages in it.
 
         The result is the same as with `push`, but this method is much faster, because it creates no
-        message objects. Consecutive messages of a slot share one new id: the first message gets the
-        id, and the ids of the other messages count up from it.
+        message objects. Only the first of several consecutive messages of a slot gets a new id. The
+        ids of the other messages count up from this id.
         """
         return self._noting(self._push_bodies(self.staged, bodies, columns))
 

@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncTopicAdmin(AsyncAdminPart):
-    """Lists, changes, pauses, resizes and deletes topics. Reads their counts."""
+    """Lists, changes, pauses, resizes and deletes topics. Reads their message counts."""
 
     async def topics(self) -> list[str]:
         """Return the sorted names of all topics."""
@@ -189,11 +189,11 @@ class AsyncTopicAdmin(AsyncAdminPart):
         return await self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     async def stats(self, topic: str) -> dict[str, int]:
-        """Return the counts of a topic. `lua/topic/stats.lua` lists their names."""
+        """Return the message counts of a topic. `lua/topic/stats.lua` lists their names."""
         return await self._run(stats.stats(self._context(topic)))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """Return the counts of each slot (part) of a topic, with the names of `stats`."""
+        """Return the message counts of each slot (part) of a topic, with the names of `stats`."""
         return await self._run(stats.stats_by_slot(self._context(topic)))
 
     async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:

@@ -1,4 +1,4 @@
-"""Store samples of a topic's counts, and read the samples."""
+"""Store samples of a topic's message counts, and read the samples."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SINCE = timedelta(hours=1)
 
 
 def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
-    """Store readings of a topic's counts. Return False if the topic is gone.
+    """Store samples of a topic's message counts. Return False if the topic is gone.
 
-    RMQ keeps the samples in rings. A ring has a fixed length, and one reading for each step of
-    time. If several readings are from the same step, RMQ stores only the last of them.
+    RMQ keeps the samples in rings. A ring has a fixed length, and one sample for each step of time.
+    If several samples are from the same step, RMQ stores only the last of them.
     """
     places = {
         ring.field(figures.at_ms): history.write(figures) for figures in looks for ring in rings

@@ -300,7 +300,7 @@ async def resume_topic(context: RequestContext, path: TopicPath, body: ResumeTop
 
 
 class Stats(Answer):
-    """The counts of a topic. lua/topic/stats.lua lists their names."""
+    """The message counts of a topic. lua/topic/stats.lua lists their names."""
 
     topic: str
     counts: dict[str, int]
@@ -313,7 +313,7 @@ async def get_stats(context: RequestContext, path: TopicPath) -> Stats:
 
 
 class SlotStats(Answer):
-    """The counts of each slot (part) of a topic."""
+    """The message counts of each slot (part) of a topic."""
 
     topic: str
     slots: list[dict[str, int]]
@@ -377,8 +377,8 @@ class DueCount(Answer):
 
     Attributes:
         within_s: End of the range, in seconds from now. The range starts at the end of the previous
-            range. 0 counts messages that are due now. null counts messages that are due after the
-            last range.
+            range. 0 stands for messages that are due now. null stands for messages that are due
+            after the last range.
         messages: Number of messages that are due within the range.
     """
 

@@ -1,4 +1,4 @@
-"""Console pages of topics: the overview, counts, slots, settings, resize and deletion."""
+"""Console pages of topics: the overview, message counts, slots, settings, resize and deletion."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SORTS: dict[str, Callable[[TopicFigures], int]] = {
 
 @PAGES.get("")
 async def overview(request: PageRequest) -> View:
-    """Show the topics with their counts and events."""
+    """Show the topics with their message counts and events."""
     period = request.word("period", PERIODS, "1h")
     sort = request.word("sort", SORTS, "problems")
     contains = request.query.get("contains", "")[:128]
@@ -148,7 +148,7 @@ COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith(("_
 
 @PAGES.get("/topics/{topic}")
 async def topic(request: PageRequest) -> View:
-    """Show the counts of a topic and its events."""
+    """Show the message counts of a topic and its events."""
     period = request.word("period", PERIODS, "1h")
     settings, figures, samples, due = await asyncio.gather(
         request.context.admin.settings(request.topic),
@@ -174,7 +174,7 @@ async def topic(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/slots")
 async def slots(request: PageRequest) -> View:
-    """Show the counts of each slot of a topic, and how evenly messages are spread."""
+    """Show the message counts of each slot of a topic, and how evenly messages are spread."""
     by_slot = await request.readings.get(
         f"slots {request.topic}", lambda: request.context.admin.stats_by_slot(request.topic), 2.0
     )

@@ -31,7 +31,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Store a sample of a topic's counts. Return False if the topic is gone."""
+    """Store a sample of a topic's message counts. Return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),

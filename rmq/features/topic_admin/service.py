@@ -34,9 +34,9 @@ EVERY_GOING_S = 1.0  # interval during a resize
 class Resizes(SurveyedService):
     """Continues resizes: gives slots the new settings, and lets waiting slots deliver again.
 
-    A slot waits until no older messages exist. The server regularly reads the counts of all topics,
-    so it finds a resize at most 80 s after its start. A command may work on the same resize at the
-    same time.
+    A slot waits until no older messages exist. The server regularly reads the message counts of all
+    topics, so it finds a resize at most 80 s after its start. A command may work on the same resize
+    at the same time.
     """
 
     name = "resizes"
@@ -124,7 +124,7 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Stores samples of the topics whose counts have changed since the last reading.
+    """Stores samples of the topics whose message counts have changed since the last reading.
 
     An idle topic costs one command in ten minutes. When the figures of a topic change, the server
     also stores the previous figures. Otherwise a change after idle minutes would look slow. If no

@@ -46,7 +46,7 @@ WANTED_EVERY_S = 15.0
 
 
 class Wanted(SurveyedService):
-    """Computes how many worker processes each topic needs. It uses the counts of the server.
+    """Computes how many worker processes each topic needs, from the message counts.
 
     Attributes:
         by_topic: Last result by topic. Each run replaces the dict.

@@ -170,7 +170,10 @@ def job_start(
 
 
 def accepted_by_slot(context: TopicContext) -> Flow[list[int]]:
-    """Return, for each slot, the acceptance number of its newest message."""
+    """Return the acceptance number of the newest message in each slot.
+
+    Redis numbers the messages of a slot in the order of their acceptance.
+    """
     return (yield from pipeline([_accepted(keys) for keys in context.slots]))
 
 

@@ -200,8 +200,9 @@ def definition(
 ) -> list[str]:
     """Return the fields and values of a job's definition, as arguments of job_start.
 
-    `bounds` has one entry for each slot. For a cancel, the entry is the acceptance number of the
-    newest message. For a replay, the entry names the part of the history that the job reads.
+    `bounds` has one entry for each slot. For a cancel, the entry is the number of the newest
+    message that RMQ has accepted. For a replay, the entry names the part of the history that the
+    job reads.
     """
     fields = {
         "verb": verb,

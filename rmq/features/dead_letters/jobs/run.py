@@ -107,7 +107,8 @@ class _Search:
         wanted: Conditions that the messages must meet.
         queues: Queues of a slot, in the order in which they are read.
         began_ms: Latest time of death of a matching dead letter, in epoch ms.
-        accepted: For a cancel, the acceptance number of the newest message to cancel in each slot.
+        accepted: For a cancel, the number of the newest message to cancel in each slot. Redis
+            numbers messages in the order of their acceptance.
         cursor: Position at which the search starts.
         examined: Number of messages that were examined before this search.
     """

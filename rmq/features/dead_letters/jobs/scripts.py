@@ -121,7 +121,7 @@ def job_step(
     keep_s: int,
     most: int,
 ) -> Command[JobStepReply]:
-    """Record the outcomes of a batch, and the messages of the next batch."""
+    """Record what a job did with a batch, and which messages are in its next batch."""
     return Command(
         script_loader.load("job_step"),
         (job_key(prefix, job), job_log_key(prefix, job)),

@@ -1,6 +1,7 @@
 """The commands `rmq topic export` and `rmq topic apply`: definitions of topics in one file.
 
-A definition has the settings and the schedules of a topic, but no messages, counts or pauses.
+A definition has the settings and the schedules of a topic, but no messages, message counts or
+pauses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `rmq topic ls`, and the counts of all topics for other lists."""
+"""The command `rmq topic ls`, and the message counts of all topics for other lists."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) 
 
 
 def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Return the counts of topics. If a topic cannot be read, it has an `error` instead."""
+    """Return the message counts of topics. If a topic cannot be read, it has an `error` instead."""
     return [
         {"topic": topic.name, "error": str(topic.error)}
         if topic.error is not None

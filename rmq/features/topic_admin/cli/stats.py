@@ -1,4 +1,4 @@
-"""The command `rmq stats`, which shows the counts of topics."""
+"""The command `rmq stats`, which shows the message counts of topics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Rows = list[list[str]]
 @click.option("--slots", is_flag=True, help="Show a row for each slot of TOPIC.")
 @click.option("--due", is_flag=True, help="Show when delayed messages of TOPIC become due.")
 def stats(topic: str | None, slots: bool, due: bool) -> None:
-    """Show the counts of all topics, or all counts of one TOPIC.
+    """Show the message counts of all topics, or all counts of one TOPIC.
 
     LATER counts the messages that are not due yet. LATE is the time for which the oldest due
     message has waited. Totals count from the creation of the topic. With --watch, IN/S and OUT/S
