@@ -1,1 +1,1 @@
-"""The history of a topic: acked messages that can still be read."""
+"""The history of a topic: acked messages that you can still read."""

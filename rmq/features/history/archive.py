@@ -1,10 +1,12 @@
-"""Write the history of a topic as Parquet files, by day of the ack, each message once.
+"""Write the history of a topic as Parquet files, in folders by day of the ack.
 
-A file has all messages that were acked in one window of time. A window is archived when it has
-ended, so its content is known. The name of a file consists of its topic and window, and a file gets
-this name only when it is complete. So a repeated run, and a second archiver, make the same files.
-The manifest says how far the archive reaches. It is written after the file. docs/history.md
-describes the rest.
+A window is a period of time, for example one hour. A file has all messages that were acked in one
+window. The archiver writes the file when the window has ended, so its content does not change any
+more. The name of a file has the topic and the window, and a file gets this name only when it is
+complete. So if a run is repeated, or if two archivers run, they write the same files.
+
+After a file, the archiver writes the manifest, which says how far the archive reaches.
+docs/history.md describes the rest.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class Archived(NamedTuple):
         files: Number of files that the run wrote.
         messages: Number of messages in these files.
         upto: All messages that were acked before this time are in the archive.
-        lost_to: The history removed messages before they were archived. The newest of them was
-            acked at this time. None if no message was lost.
+        lost_to: Time of the last ack among the messages that the history removed before they were
+            archived. None if no message was lost.
     """
 
     files: int
@@ -52,7 +54,7 @@ class Archived(NamedTuple):
 
 
 class _Manifest(NamedTuple):
-    """How far the archive of a topic reaches.
+    """The progress of the archive of a topic.
 
     Attributes:
         every_ms: Length of a window.
@@ -66,7 +68,7 @@ class _Manifest(NamedTuple):
 
 
 class _Folder:
-    """The folder of an archive, in any file system of pyarrow."""
+    """The folder of an archive. It can be in any file system of pyarrow."""
 
     def __init__(self, url: str, topic: str) -> None:
         fs = packages.load("pyarrow.fs", "archive", "rmq archive")
@@ -99,7 +101,7 @@ class _Folder:
         return _Manifest(found["every_ms"], found["upto_ms"], after)
 
     def write_manifest(self, manifest: _Manifest) -> None:
-        """Write the manifest, unless another archiver has written a later one."""
+        """Write the manifest, unless another archiver has written a later manifest."""
         there = self.read_manifest()
         if there is None or there.upto_ms < manifest.upto_ms:
             data = json.dumps(manifest._asdict()).encode()
@@ -108,7 +110,7 @@ class _Folder:
     def write(self, path: str, fill: Callable[[Any], Any], replace: bool = True) -> bool:
         """Write a file under a temporary name, and rename it when it is complete.
 
-        Return False if the file exists now, and must not be replaced.
+        Return False if the file already exists and must not be replaced.
         """
         unfinished = f"{self._unfinished}/{os.urandom(8).hex()}"
         self._files.create_dir(self._unfinished)
@@ -122,7 +124,7 @@ class _Folder:
         return True
 
     def remove_unfinished(self) -> None:
-        """Remove files that a killed archiver left a day ago."""
+        """Remove files that an archiver left unfinished when it was killed a day ago or earlier."""
         selector = self._selector(self._unfinished, allow_not_found=True)
         for found in self._files.get_file_info(selector):
             if found.mtime_ns is not None and found.mtime_ns < (time.time() - STALE_S) * 1e9:
@@ -142,7 +144,8 @@ def archive(
         now_ms: Time of the server, in epoch ms.
         every_ms: Length of a window in ms. A day must have a whole number of windows.
         skip_lost: Whether to continue if messages or objects of bodies were lost.
-        progress: Function that is called with the number of finished windows and of all windows.
+        progress: Function that RMQ calls as `progress(done, all)` during the work, with two numbers
+            of windows.
 
     Raises:
         ConfigurationError: pyarrow is missing, or the topic keeps no history.
@@ -204,7 +207,7 @@ class _Window:
         self.lost_ms = 0
 
     def write(self, folder: _Folder, path: str) -> int:
-        """Write the file if there are messages. Return their number."""
+        """Write the file, unless the window has no messages. Return the number of messages."""
         pages = self._pages()
         first = next(pages, None)
         if first is None:
@@ -225,7 +228,7 @@ class _Window:
         return count if folder.write(path, fill, replace=False) else 0
 
     def _pages(self) -> Iterator[list[AckedMessage]]:
-        """Yield the messages of the window, in parts that become row groups."""
+        """Yield the messages of the window in parts. Each part becomes a row group of the file."""
         position = self._history.position(moment(self._begin_ms))
         for slot, entry in position.items():
             removed = parse_entry(entry)

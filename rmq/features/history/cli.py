@@ -1,4 +1,4 @@
-"""`rmq archive`: write acked messages as Parquet files."""
+"""The command `rmq archive`, which writes acked messages as Parquet files."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rmq.features.history import archive as archiving
 def archive(topic: str, folder: str, every: float, skip_lost: bool) -> None:
     """Write the history of TOPIC as Parquet files, in folders by day of the ack.
 
-    Each message is written once, even if a run is killed and repeated. The command writes the hours
-    that have ended since its last run, and exits: run it from cron. A file has the messages of one
-    hour (--every), and is written a minute after the end of this hour. Always give the same --every
-    for a folder.
+    The command writes the hours that have ended since its last run, and exits. So run it from cron.
+    A file has the messages of one hour (--every). The command can write the file a minute after the
+    end of this hour. Each message is written once, even if a run is killed and repeated. Always
+    give the same --every for a folder.
 
-    If the history removed messages before they were archived, the command fails. With --skip-lost,
-    it continues, and its exit code is then 4.
+    If the history removed messages before the command could archive them, the command fails. With
+    --skip-lost, the command continues, and its exit code is then 4.
     """
     common = common_options()
     with common.client() as client, progress("archiving", "run it again to continue") as show:

@@ -1,4 +1,4 @@
-"""Read acked messages from the history of a topic, and find positions in it.
+"""Read acked messages from the history of a topic, and find positions in the history.
 
 `lua/lib/history/history.lua` describes how a slot keeps acked messages. Plain commands read the
 acked messages, so a reader does not slow down workers.
@@ -44,7 +44,7 @@ START: Entry = (0, 0)
 
 @dataclass(frozen=True)
 class AckedMessage:
-    """A message in the history of a topic. Body and headers are decoded at the first access.
+    """A message in the history of a topic. Body and headers are decoded when you first read them.
 
     Attributes:
         id: Message id.
@@ -69,7 +69,7 @@ class AckedMessage:
 
     @cached_property
     def body(self) -> Any:
-        """The decoded body, or a list of bodies if the message collected several bodies.
+        """The decoded body, or a list of bodies if the message is a merge of several messages.
 
         Raises:
             DecodeError: The body cannot be decoded, or its object cannot be read from the store.
@@ -101,9 +101,9 @@ class HistoryPage(NamedTuple):
     """A page of the history of a topic.
 
     Attributes:
-        messages: The messages, in the order of their acks within each slot.
+        messages: The messages. The messages of each slot are in the order of their acks.
         position: Position after this page. Pass it as `after` to the next call.
-        is_last: Whether the requested range has no further message now.
+        is_last: Whether the history has no further message in the requested range now.
     """
 
     messages: list[AckedMessage]
@@ -117,7 +117,7 @@ class HistoryState(NamedTuple):
     Attributes:
         entries: Number of acks. One ack of a batch contains up to 100 messages.
         bytes: Approximate memory that the history uses in Redis.
-        oldest: Time of the first ack that is kept, or None if the history is empty.
+        oldest: Time of the oldest ack in the history, or None if the history is empty.
     """
 
     entries: int
@@ -135,7 +135,7 @@ class _SlotState(NamedTuple):
 def parse_entry(text: object, name: str = "position") -> Entry:
     """Convert an entry of a position, "<ms of the ack>-<number>", to numbers.
 
-    `name` names the text in the error. Later entries of a slot have larger numbers.
+    Later entries of a slot have larger numbers. The error message uses `name` for the text.
 
     Raises:
         InvalidValue: The text is not an entry.
@@ -166,7 +166,6 @@ def _state_command(context: TopicContext, index: int) -> Command[_SlotState]:
 def _entries_command(
     context: TopicContext, index: int, after: Entry, upto: str, count: int
 ) -> Command[list[list[AckedMessage]]]:
-    """Read entries of a slot. Each entry has the messages of one ack."""
     keys = context.slots[index]
 
     def parse(reply: Any) -> list[list[AckedMessage]]:
@@ -185,7 +184,7 @@ def _entries_command(
 def records(
     context: TopicContext, index: int, entries: Iterable[str]
 ) -> Flow[dict[tuple[str, bytes], bytes]]:
-    """Read entries of a slot. Return the records by entry and id, without removed entries."""
+    """Read entries of a slot. Return the records by entry and id. Removed entries are omitted."""
     commands = []
     for entry in entries:
         ms, seq = parse_entry(entry)
@@ -201,7 +200,6 @@ def records(
 
 
 def _unpacked(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Return the member and the record of each message of an entry."""
     at = 0
     while at < len(packed):
         begin = at + MEMBER_SIZE + 4
@@ -211,7 +209,6 @@ def _unpacked(packed: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _states(context: TopicContext, indexes: Sequence[int]) -> Flow[dict[int, _SlotState]]:
-    """Read the state of the history in some slots of an open topic."""
     states: list[_SlotState] = []
     for at in range(0, len(indexes), SLOTS_AT_ONCE):
         page = indexes[at : at + SLOTS_AT_ONCE]
@@ -223,11 +220,6 @@ def _states(context: TopicContext, indexes: Sequence[int]) -> Flow[dict[int, _Sl
 
 
 def _open(context: TopicContext, slots: Iterable[int] | None = None) -> Flow[dict[int, _SlotState]]:
-    """Open the topic, and read the state of its history in these slots, or in all slots.
-
-    Raises:
-        ConfigurationError: The topic keeps no history.
-    """
     yield from opening.open(context, create=False)
     states = yield from _states(context, _indexes(context, slots))
     if any(state.created != context.created for state in states.values()):  # it was resized
@@ -249,7 +241,7 @@ def _indexes(context: TopicContext, slots: Iterable[int] | None) -> list[int]:
 
 
 def _before(value: Moment, name: str) -> Entry:
-    """Return the largest id that an entry before this time can have."""
+    """Return the last entry that was possible before this time."""
     return check_epoch_ms(value, name, allow_past=True) - 1, LAST_SEQ
 
 
@@ -323,7 +315,7 @@ def read(
 
 
 class _EntrySizes:
-    """Chooses how many entries the next command reads, based on the sizes of earlier entries."""
+    """Chooses how many entries the next command reads. The sizes of earlier entries decide."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -335,11 +327,10 @@ class _EntrySizes:
         return -(-self._messages // self._entries) if self._entries else ENTRY_MOST
 
     def count(self, messages: int) -> int:
-        """Return how many entries contain about this number of messages."""
+        """Return how many entries contain approximately this number of messages."""
         return max(1, min(self._most, messages // self.messages_each))
 
     def learn(self, entries: list[list[AckedMessage]]) -> None:
-        """Record the sizes of entries that were read."""
         self._entries += len(entries)
         self._messages += sum(map(len, entries))
         self.bytes += sum(len(message.record) for entry in entries for message in entry)
@@ -361,7 +352,7 @@ def _check_kept(context: TopicContext, index: int, read_to: Entry, state: _SlotS
 
 
 def _with_objects(messages: list[AckedMessage]) -> Flow[list[AckedMessage]]:
-    """Read the offloaded bodies of messages from the object store, if this process has access."""
+    """Read offloaded bodies from the object store, if this process has access to the store."""
     found = []
     for at, message in enumerate(messages):
         if reference_of(message.record[0] >> 5, b"C") is not None:
@@ -396,7 +387,7 @@ def position(
 
 
 def state(context: TopicContext) -> Flow[HistoryState | None]:
-    """Return the size of a topic's history, or None if the topic has no history."""
+    """Return the size of a topic's history, or None if the topic keeps no history."""
     try:
         states = yield from _open(context)
     except ConfigurationError:

@@ -33,8 +33,8 @@ class QueryAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             run: Name of the query, 32 hex digits, as `queries` returns it.
-            force: Whether to release even if a driver runs the query. The driver may then repeat a
-                batch whose messages are gone.
+            force: Whether to release even if a driver (the main process of the engine) runs the
+                query. The driver may then repeat a batch whose messages are gone.
             dry_run: Whether to only count the messages.
 
         Guarantee:

@@ -92,7 +92,7 @@ class Query(QueryBase):
         return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate over the messages of a slot whose numbers are in a range, in blocks.
+        """Yield the messages of a slot whose numbers are in a range, in blocks.
 
         Reading changes nothing. The messages stay in flight.
         """
@@ -123,7 +123,7 @@ class Query(QueryBase):
             batch: Number of messages in the batch, for each slot. With this argument, an `exact`
                 query also settles messages whose lease has expired, unless another consumer has
                 received them. By default, the call settles only messages that the query still has,
-                and no message counts as missing.
+                and does not report missing messages.
 
         Raises:
             QueryOwned: Another driver runs the query.

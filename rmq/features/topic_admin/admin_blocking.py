@@ -21,7 +21,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class TopicAdmin(AdminPart):
-    """Lists, changes, pauses, resizes and deletes topics. Reads their counts."""
+    """Lists, changes, pauses, resizes and deletes topics. Reads their message counts."""
 
     def topics(self) -> list[str]:
         """Return the sorted names of all topics."""
@@ -190,11 +190,11 @@ class TopicAdmin(AdminPart):
         return self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     def stats(self, topic: str) -> dict[str, int]:
-        """Return the counts of a topic. `lua/topic/stats.lua` lists their names."""
+        """Return the message counts of a topic. `lua/topic/stats.lua` lists their names."""
         return self._run(stats.stats(self._context(topic)))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """Return the counts of each slot (part) of a topic, with the names of `stats`."""
+        """Return the message counts of each slot (part) of a topic, with the names of `stats`."""
         return self._run(stats.stats_by_slot(self._context(topic)))
 
     def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:

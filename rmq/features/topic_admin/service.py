@@ -142,7 +142,7 @@ class Sampler(SurveyedService):
         self._unwritten: dict[str, Figures] = {}
 
     def run_once(self) -> int:
-        """Store samples of topics whose counts have changed. Return the number of samples."""
+        """Store samples of topics whose message counts have changed. Return their number."""
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}
