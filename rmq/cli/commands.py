@@ -68,7 +68,7 @@ COMMANDS = {
     ),
     "stats": CommandEntry(
         "rmq.features.topic_admin.cli.stats:stats",
-        "Show the counts of all topics, or all counts of one TOPIC.",
+        "Show the message counts of all topics, or all counts of one TOPIC.",
     ),
     "top": CommandEntry(
         "rmq.cli.top:top",
