@@ -118,7 +118,7 @@ def test_the_console_and_the_command_line_show_the_list_of_the_function(night: N
     assert linked == [each.runbook.lower() for each in found]
     anchors = set(re.findall(r'<section class="card" id="([^"]+)"', runbook))
     assert {check.runbook.lower() for check in CHECKS} <= anchors
-    assert "<b>Fix.</b> <code>rmq topic resume TOPIC</code>." in runbook
+    assert "<b>Fix.</b> To end the pause, run <code>rmq topic resume TOPIC</code>." in runbook
     assert not re.search(r"\*\*|`|\]\(", runbook)
 
 
