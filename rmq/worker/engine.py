@@ -1,11 +1,11 @@
-"""The engine of a worker: it receives, runs and settles the messages of all handlers.
+"""The engine of a worker receives messages, runs handlers and settles deliveries.
 
-fetcher     receives for all topics, in one thread
-feeds       receive from one topic, and find the handler of a delivery
-queues      keep the deliveries of one handler, and limit their number
-executors   run all handlers, in threads and in tasks
+fetcher     one thread that receives the messages of all topics
+feeds       receive the messages of one topic, and find their handlers
+queues      keep the deliveries of one handler, and limit how many there are
+executors   run handlers in threads and in tasks
 work        begins, runs and ends the deliveries of one handler
-settlers    settle the deliveries of one handler, in two threads
+settlers    settle the deliveries of one handler
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ RELEASE_S = 0.5  # seconds at the end of the time limit that are kept for releas
 
 
 class Engine:
-    """Receives, runs and settles the messages of some handlers.
+    """Receives messages, runs their handlers, and settles the deliveries.
 
     Args:
-        topics: Handlers of each topic.
+        topics: The handlers of each topic.
         transport: Connection to Redis that runs commands.
-        memory: Memory that is shared with the heartbeat.
+        memory: Memory that the worker and its heartbeat share.
         hooks: Methods of interceptors that run around each handler.
         loop: Event loop of async handlers.
-        heartbeat: Object that measures for how long the event loop is blocked.
-        concurrency: Maximum number of runs at the same time in this process. With None, the limits
-            are THREADS for threads and TASKS for tasks.
-        values: Values of the dependencies and lifespans of this process.
+        heartbeat: Object that measures for how long the event loop has been blocked.
+        concurrency: Maximum number of handlers that run at the same time in this process. If it is
+            None, at most THREADS threads and TASKS tasks run.
+        values: Values that dependencies and lifespans have in this process.
     """
 
     def __init__(
@@ -96,20 +96,21 @@ class Engine:
         return TaskExecutor(concurrency or max(TASKS, *counts), self._loop)
 
     def start(self) -> None:
-        """Begin to receive messages."""
+        """Start to receive messages."""
         for thread in self.settler_threads:
             thread.start()
         self.fetcher.start()
 
     def stop_fetching(self) -> None:
-        """Stop receiving. The call returns immediately."""
+        """Stop receiving messages. The call returns immediately."""
         self._stopping.set()
         self.fetcher.stop()
 
     def release_waiting(self, until: float) -> None:
         """Release the deliveries whose handlers have not begun.
 
-        First wait until the fetcher has ended, at most until the monotonic time `until`.
+        The call first waits until the fetcher has ended. It waits at most until the monotonic time
+        `until`.
         """
         self.fetcher.join(seconds_until(until))
         for queue in self.queues:
@@ -118,7 +119,7 @@ class Engine:
             executor.close()
 
     def join(self, wait_s: float) -> bool:
-        """Wait for running handlers, and return whether all have ended."""
+        """Wait for running handlers, and return whether all of them have ended."""
         until = time.monotonic() + wait_s
         return all([each.join(seconds_until(until)) for each in self.executors])
 
@@ -127,9 +128,9 @@ class Engine:
         return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
-        """Return an event for each handler.
+        """Return one event for each handler.
 
-        The event is set when all ended runs of the handler are settled.
+        RMQ sets the event when every run that has ended is also settled.
         """
         return [queue.settler.flushed_event() for queue in self.queues]
 
@@ -166,9 +167,10 @@ class Engine:
         return settled and not any(queue.settler.unsettled for queue in self.queues)
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts of deliveries by topic.
+        """Return counts of deliveries for each topic.
 
-        Deliveries are counted as received, as in flight, and by the verb that settled them.
+        The counts are: received deliveries, deliveries in flight, and settled deliveries for each
+        verb (`ack`, `nack` and so on).
         """
         counts: dict[str, dict[str, int]] = {}
         for queue in self.queues:
@@ -179,12 +181,12 @@ class Engine:
 
 
 def seconds_until(until: float) -> float:
-    """Return the seconds from now to a monotonic time, at least 0."""
+    """Return the number of seconds from now until a monotonic time, or 0 if the time has passed."""
     return max(0.0, until - time.monotonic())
 
 
 def _close(feed: TopicFeed) -> bool:
-    """Close a topic's feed, and return whether each of its deliveries is settled or released."""
+    """Close a topic's feed. Return whether all its deliveries are settled or released."""
     error = feed.close()
     if error is not None:
         log.warning("%s: unsettled deliveries wait until their leases expire: %s",

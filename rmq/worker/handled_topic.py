@@ -1,4 +1,4 @@
-"""A topic that a worker handles: its handlers, its Redis commands, and its current error."""
+"""A topic that a worker handles, with its handlers, its Redis commands and its current error."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class HandledTopic:
     Args:
         handlers: Handlers of the topic.
         transport: Transport to Redis.
-        tracker: Tracker of the topic's leases and of the deliveries received under them.
+        tracker: Keeps the topic's leases and the deliveries in flight.
 
     Attributes:
         flows: Sequences of Redis commands that receive and settle deliveries.
-        error_state: The error that blocks the topic now.
-        is_full: Whether the handlers had no room for more deliveries at the last check.
-        note_freed: Function that is called when the handlers have room again. Any thread may call
-            it.
+        error_state: Keeps the error that blocks the topic now.
+        is_full: Whether all handlers had enough deliveries at the last check.
+        note_freed: Function to call when a handler can accept more deliveries. You may call the
+            function from any thread.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class HandledTopic:
 
 
 class ErrorState:
-    """The error that blocks a topic now. A new kind of error is logged once."""
+    """Keeps the error that blocks a topic now, and logs each new kind of error once."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self.error: RMQError | None = None
 
     def note(self, error: Exception) -> RMQError:
-        """Store an error. Log it if its type differs from the type of the last error."""
+        """Store an error. Log the error if its type differs from the type of the last error."""
         known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
             log.error(
@@ -78,7 +78,10 @@ class ErrorState:
         return known
 
     def clear(self, error: RMQError | None = None) -> None:
-        """Remove the error that blocks the topic. With `error`, remove only this error."""
+        """Remove the error that blocks the topic.
+
+        If you pass `error`, the method removes only this error.
+        """
         if error is None or self.error is error:
             self.error = None
 
@@ -94,8 +97,8 @@ def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
 def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
     """Return a function that creates the `Delivery` or `AsyncDelivery` object for a handler.
 
-    The transport of a worker is blocking. So if an async handler settles its delivery, the call
-    runs in a thread.
+    A worker talks to Redis with blocking calls. If an async handler settles its delivery, the call
+    therefore runs in a thread.
     """
     one = DeliveryVerbs(flows)
     if not handler.is_async:
@@ -110,7 +113,7 @@ def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Sh
 
 
 def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
-    """Release the unsettled deliveries of a topic, and unsubscribe from its wake-ups."""
+    """Release the unsettled deliveries of a topic, and stop listening to its wake-ups."""
     if flows.is_closed:
         return
     left = flows.unsettled()

@@ -1,4 +1,4 @@
-"""Open the lifespans and dependencies of a process at its start, and close them at its end."""
+"""Open the lifespans and dependencies of a process when it starts, and close them at its end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ CHECK_S = 0.05  # time between two checks for an interrupted start
 
 
 class _Holder:
-    """Keeps lifespans and dependencies (called nodes) open in one thread or task.
+    """Keeps lifespans and dependencies open in one thread or task.
 
-    Some context managers, for example task groups, must be exited in the task that entered them.
+    Lifespans and dependencies are called nodes. Some context managers, for example task groups,
+    must be closed in the same task that opened them.
 
     Attributes:
-        opened: Future that is done when all nodes are open, or a node has failed.
+        opened: Future that is done when all nodes are open, or when a node has failed.
         closed: Future that is done when all nodes are closed.
         has_failed: Whether a node raised an error when it was closed.
     """
@@ -49,28 +50,26 @@ class _Holder:
         self.opened.set_exception(failed)
 
     def _failed_to_close(self, error: BaseException) -> None:
-        """Log the error of a node that could not be closed, and close the other nodes."""
         self.has_failed = True
         log.error("a lifespan, or a dependency of the process, raised when it was closed",
                   exc_info=error)  # fmt: skip
 
     def start(self) -> None:
-        """Begin to open the lifespans and dependencies."""
         raise NotImplementedError
 
     def ask_to_end(self) -> None:
-        """Request that lifespans and dependencies are closed, even while they are being opened.
+        """Ask the thread or task to close its lifespans and dependencies.
 
-        Returns immediately.
+        The call returns immediately. It works even while the lifespans and dependencies are being
+        opened.
         """
         raise NotImplementedError
 
 
 class _ThreadHolder(_Holder):
-    """Keeps plain lifespans and dependencies (not async) open, in a thread."""
+    """Keeps the lifespans and dependencies that are not async open in a thread."""
 
     def start(self) -> None:
-        """Begin to open the lifespans and dependencies in a thread."""
         self._ending = threading.Event()
         context = contextvars.copy_context()
         threading.Thread(
@@ -99,9 +98,9 @@ class _ThreadHolder(_Holder):
         self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Request that lifespans and dependencies are closed.
+        """Ask the thread to close its lifespans and dependencies.
 
-        If one of them is being opened, closing begins when it is open.
+        If the thread is opening one of them, the thread finishes this step first.
         """
         self._ending.set()
 
@@ -116,7 +115,7 @@ class TaskHolder(_Holder):
         self._loop = loop
 
     def start(self) -> None:
-        """Begin to open lifespans and dependencies in a task. Any thread may call this method."""
+        """Start to open lifespans and dependencies in a task. You may call this from any thread."""
         self._ending = asyncio.Event()
         self._has_begun = False
         call_in(self._loop, self._begin)
@@ -126,7 +125,6 @@ class TaskHolder(_Holder):
         self._task.add_done_callback(self._end_unbegun)
 
     def _end_unbegun(self, task: asyncio.Task[None]) -> None:
-        """Record the end of a task that was cancelled before its first step."""
         if not self._has_begun:
             self.closed.set_result(None)
 
@@ -154,29 +152,32 @@ class TaskHolder(_Holder):
                 self.closed.set_result(None)
 
     def ask_to_end(self) -> None:
-        """Close the lifespans and dependencies. If one is being opened, cancel its opening."""
+        """Ask the task to close its lifespans and dependencies.
+
+        If the task is opening one of them, the task cancels this step.
+        """
         if self.opened.done():
             call_in(self._loop, self._ending.set)
         else:
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the task that keeps lifespans and dependencies open."""
+        """Cancel the task."""
         call_in(self._loop, lambda: self._task.cancel())
 
 
 class ProcessScope:
-    """Opens and closes a client's lifespans, and the dependencies that live as long as the process.
+    """Opens and closes the lifespans of a client, and dependencies with the scope "process".
 
-    Lifespans and dependencies are called nodes. Nodes that are not async are opened first, in the
-    order of their registration, and are closed last.
+    Lifespans and dependencies are called nodes. Nodes that are not async open first and close last.
+    The nodes open in the order in which they were registered.
 
     Args:
-        lifespans: Registered lifespan functions.
+        lifespans: The registered lifespan functions.
         dependencies: Dependencies of the handlers that the worker runs.
 
     Attributes:
-        plain_nodes, async_nodes: Nodes in the order of their opening.
+        plain_nodes, async_nodes: Nodes in the order in which they open.
         values: Values of the open nodes.
         failed: Whether a node could not be opened or closed.
     """
@@ -196,11 +197,10 @@ class ProcessScope:
 
     @property
     def needs_loop(self) -> bool:
-        """Whether an event loop is needed, because there are async lifespans or dependencies."""
+        """Whether the nodes need an event loop because at least one is async."""
         return bool(self.async_nodes)
 
     def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
-        """Return the objects that keep lifespans and dependencies open, in starting order."""
         holders: list[_Holder] = []
         if self.plain_nodes:
             holders.append(_ThreadHolder(self.plain_nodes, self.values))
@@ -213,12 +213,11 @@ class ProcessScope:
         """Open all lifespans and dependencies, and wait until they are open.
 
         Args:
-            loop: Event loop of async nodes, which runs in another thread.
-            is_stopping: Function that returns whether to give up.
+            loop: Event loop for async nodes. The loop runs in another thread.
+            is_stopping: Function that returns whether the call should give up.
 
         Returns:
-            False if the opening ended because of `is_stopping`. Even then, the caller must call
-            `close`.
+            Whether all nodes are open. If the result is false, the caller must still call `close`.
 
         Raises:
             LifespanFailed: A node raised an error.

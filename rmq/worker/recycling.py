@@ -21,7 +21,7 @@ HANDLED = ("ack", "nack", "reject", "own", "lost")  # counts of handled deliveri
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process in bytes, or None if it is unknown."""
+    """Return how many bytes of memory this process uses, or None if the number is unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -34,22 +34,22 @@ def resident_bytes() -> int | None:
 
 
 class RecyclingLimits:
-    """The limits after which a worker process ends, so that a new process replaces it.
+    """Limits after which a worker process ends, so that a new process replaces it.
 
-    After `max_messages` or `max_memory` the process stops as on SIGTERM, and exits with RECYCLED.
-    If a handler still runs when `timeout_kill` has passed after its max_runtime, all other
-    deliveries are released and the process exits with STUCK. Only the end of the process frees a
-    hanging thread.
+    After `max_messages` or `max_memory`, the process stops as it does after SIGTERM. The process
+    then exits with RECYCLED. A handler hangs if it still runs when `timeout_kill` has passed after
+    its max_runtime. The worker then releases all other deliveries, and the process exits with
+    STUCK. Only the end of the process can end a thread that hangs.
 
     Args:
         max_messages: Number of handled messages, or None for no limit. Each process adds a random
             part of up to 10 %.
-        max_memory: Bytes of resident memory, or None for no limit.
+        max_memory: Number of bytes of memory that the process may use, or None for no limit.
         timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
             for no limit.
 
     Attributes:
-        poll_s: Time between two calls of `reached`.
+        poll_s: Number of seconds between two calls of `reached`.
         hung: Whether a handler has hung for `timeout_kill`.
 
     Raises:
@@ -87,7 +87,7 @@ class RecyclingLimits:
         self._hangs: dict[InnerDelivery, float] = {}  # delivery -> time of its max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        """Return a text that names the reached limit (messages or memory), or "" if none is."""
+        """Return a text that names the limit that was reached, or "" if no limit was reached."""
         if self._stop_after:
             handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
             if handled >= self._stop_after:
@@ -100,9 +100,9 @@ class RecyclingLimits:
         return ""
 
     def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
-        """Return the name of a handler that hangs for longer than `timeout_kill` allows, or "".
+        """Return the name of a handler that hangs for too long, or "" if there is no such handler.
 
-        The method is called a few times a second.
+        The watchdog calls this method a few times a second.
         """
         if self.timeout_kill_s is None:
             return ""

@@ -1,4 +1,4 @@
-"""A worker from its start to its stop: the engine, and the services around it."""
+"""A worker that has started: the engine, and the services around it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ ABANDON_S = 5.0  # time for other handlers to finish if a handler is stuck
 
 
 def lease_ms(handler: Handler) -> int:
-    """Return a handler's lease in ms, or the shortest possible lease if its topic is not open."""
+    """Return a handler's lease time in ms.
+
+    If the topic of the handler is not open, return the shortest possible lease time.
+    """
     if handler.lease_ms is not None:
         return handler.lease_ms
     return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
@@ -52,7 +55,7 @@ def lease_ms(handler: Handler) -> int:
 def chosen_topics(
     client: Client | AsyncClient, topics: Iterable[str] | None
 ) -> list[TopicHandlers]:
-    """Return the handlers of the named topics, or of all topics if `topics` is None.
+    """Return the handlers of the named topics, or all handlers if `topics` is None.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.
@@ -78,7 +81,7 @@ def chosen_topics(
 
 
 def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
-    """Check that every hook of the interceptors can run around its handler."""
+    """Raise an error if a hook of an interceptor cannot run around its handler."""
     hooks.refuse_async("the watchdog of a worker", ("on_overrun",))
     for handler in handlers:
         if not handler.is_async:
@@ -89,7 +92,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
 def wait_for_others(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
-    """Wait until only hanging handlers still run, at most until a monotonic time."""
+    """Wait until only handlers that hang still run. Wait at most until a monotonic time."""
     while time.monotonic() < until and not is_cut_short():
         if all(len(queue.work.times.running) == queue.hung() for queue in queues):
             return
@@ -110,7 +113,7 @@ class Options(NamedTuple):
 class Surroundings(NamedTuple):
     """The process scope and the event loop of a worker.
 
-    They are opened before the other parts of the worker, and closed after them.
+    The process scope and the event loop open before all other parts of the worker, and close last.
     """
 
     scope: ProcessScope
@@ -118,7 +121,7 @@ class Surroundings(NamedTuple):
     loop_thread: EventLoopThread | None  # None: the caller runs the loop
 
     def close(self, wait_s: float) -> None:
-        """Close the process scope and the event loop within `wait_s` seconds."""
+        """Close the process scope and the event loop in at most `wait_s` seconds."""
         until = time.monotonic() + wait_s
         self.scope.close(seconds_until(until))
         if self.loop_thread is not None:
@@ -126,17 +129,17 @@ class Surroundings(NamedTuple):
 
 
 class RunningWorker:
-    """A worker that was started: its threads and processes, which it stops together.
+    """A worker that has started, with its threads and processes.
 
     Args:
         client: Client with the handlers.
-        topics: Topics of the handlers. A topic that is not open is opened as soon as Redis can be
-            reached.
+        topics: Topics of the handlers. If a topic is not open, the worker opens it when Redis can
+            be reached.
         hooks: Methods of interceptors that run around each handler.
         options: Options of the worker.
         transport: Transport to Redis.
-        surroundings: Open process scope and event loop.
-        stopping: Event that is set when the worker must stop; the watchdog also sets it.
+        surroundings: Process scope and event loop, already open.
+        stopping: Event that is set when the worker must stop. The watchdog can set the event.
         signals: Signals that stop the worker. A second signal ends all waits.
     """
 
@@ -178,7 +181,7 @@ class RunningWorker:
             raise
 
     def begin(self) -> None:
-        """Begin to receive messages."""
+        """Start to receive messages."""
         try:
             audit = auditor.start(self._chain, self.transport, self._contexts)
             self._services: list[Auditor | SchedulerThread] = [] if audit is None else [audit]
@@ -199,10 +202,13 @@ class RunningWorker:
         self._status = StatusReporter(self.engine.queues, self.transport, self._parts.prefix)
 
     def stop(self, grace_s: float) -> bool:
-        """Stop fetching, wait for running handlers, release other deliveries, and close all parts.
+        """Stop the worker.
+
+        The worker stops receiving, waits for running handlers, releases the other deliveries, and
+        closes all its parts.
 
         Returns:
-            Whether all deliveries that had begun are finished, and settled in Redis.
+            Whether all deliveries that had begun are finished and settled in Redis.
         """
         engine = self.engine
         engine.stop_fetching()
@@ -224,10 +230,10 @@ class RunningWorker:
     def finish_others(self) -> None:
         """Release waiting deliveries because a handler is stuck, and wait for the other handlers.
 
-        A delivery whose handler hangs is not released. When the lease expires, the delivery is
-        rolled back and its message loses a retry. So a message that makes every worker hang becomes
-        a dead letter. If the time in `timeout_kill` has passed, the hanging deliveries have already
-        failed. A stop then releases the other deliveries.
+        A delivery whose handler hangs is not released. When its lease expires, Redis rolls the
+        delivery back and the message loses a retry. So a message that makes every worker hang
+        becomes a dead letter. If `timeout_kill` has passed, these deliveries have already failed.
+        `stop` then releases the other deliveries.
         """
         now, grace_s = time.monotonic(), self._options.grace_s
         until = now + min(grace_s, ABANDON_S)
@@ -239,7 +245,10 @@ class RunningWorker:
             self._wait_for_runs(until)
 
     def _wait_for_runs(self, until: float) -> bool:
-        """Wait until all handlers have ended and settled. Return whether this was in time."""
+        """Wait until all handlers have ended and all deliveries are settled.
+
+        Return whether this happened in time.
+        """
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
             if self._signals.at_once or not seconds_until(until):
                 return not self.engine.is_running()
@@ -250,7 +259,9 @@ class RunningWorker:
         return True
 
     def _close(self, until: float) -> bool:
-        """Cancel running handlers, release their deliveries, and close all parts before `until`.
+        """Cancel running handlers, release their deliveries, and close all parts.
+
+        The method ends at the monotonic time `until` at the latest.
 
         Returns:
             Whether all deliveries are settled in Redis.

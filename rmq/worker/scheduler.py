@@ -1,7 +1,7 @@
 """The scheduler: a thread that sends the messages of due schedules.
 
-Any number of schedulers may serve a topic, and all of them look for due schedules. A script in
-Redis ensures that each message is sent once. Every worker has a scheduler for its topics.
+Every worker has a scheduler for its topics. If a topic has several schedulers, all of them look for
+due schedules. A script in Redis ensures that each message is sent only once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SchedulerThread:
                 wait, last_error, self._poll_at = RETRY_S, str(error), 0.0
 
     def _serve(self) -> float:
-        """Send the messages of due schedules, and return the seconds until the next call."""
+        """Send the messages of due schedules, and return how many seconds to wait."""
         now = time.monotonic()
         polls = now >= self._poll_at
         if polls:
@@ -70,7 +70,7 @@ class SchedulerThread:
         return max(0.0, min([self._poll_at, *self._due_at.values()]) - now)
 
     def ask_to_stop(self) -> None:
-        """Request that the thread ends. The call returns immediately."""
+        """Ask the thread to end. The call returns immediately."""
         self._stopping.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
@@ -83,16 +83,18 @@ class SchedulerThread:
 
 
 class Scheduler:
-    """Sends the messages of schedules in a process without a worker. Use it in a `with` statement.
+    """Sends the messages of schedules in a process without a worker.
+
+    Use the scheduler in a `with` statement.
 
     Args:
         client: Client with the declared schedules and the address of Redis.
-        topics: Names of topics to serve, "all" for every topic in Redis, or None for the topics for
-            which the client has handlers or schedules.
+        topics: Names of topics to serve, or "all" for every topic in Redis. With None, the
+            scheduler serves each topic for which the client has a handler or a schedule.
 
     Guarantee:
-        Each scheduled message is sent once, even if schedulers die. A schedule that another program
-        declares or changes is found within 3 s.
+        Each scheduled message is sent once, even if schedulers die. If another program declares or
+        changes a schedule, the scheduler finds the change within 3 s.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Scheduler:
         """Store the declared schedules in Redis, and send all messages that are due.
 
         Returns:
-            Number of messages sent.
+            Number of messages that the call has sent.
 
         Raises:
             StorageError: Redis cannot be reached. Due schedules stay due.
@@ -159,10 +161,10 @@ class Scheduler:
             self._transport.close()
 
     def run(self, started: Callable[[], object] | None = None) -> None:
-        """Send the messages of schedules until SIGTERM or SIGINT. Call it in the main thread.
+        """Send the messages of schedules until SIGTERM or SIGINT. Call this in the main thread.
 
         Args:
-            started: Function that is called once, after the start.
+            started: Function that the scheduler calls once after its start.
         """
         signals = StopSignals()
         with signals.received(), self:

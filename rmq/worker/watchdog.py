@@ -1,8 +1,8 @@
-"""The watchdog: a thread that checks the engine and the heartbeat of a worker.
+"""The watchdog is a thread that checks the engine and the heartbeat of a worker.
 
-During an outage of Redis, the watchdog logs that Redis cannot be reached. When a worker starts,
-this module opens the worker's topics in another thread, so that a stop does not have to wait for
-Redis.
+During an outage of Redis, the watchdog logs that Redis cannot be reached. This module also opens
+the topics when a worker starts. It opens them in another thread, so that you can stop the worker
+while Redis does not answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STORES_S = 10.0  # longest wait for databases before a start
 
 
 def ping_error(transport: Transport) -> RMQError | None:
-    """Send a PING to Redis on a new connection. Return the error if there is one."""
+    """Open a new connection to Redis, and send a PING. Return the error if there is an error."""
     try:
         probe = open_transport(transport.address, 0.0, PROBE_S)
         try:
@@ -53,7 +53,7 @@ def ping_error(transport: Transport) -> RMQError | None:
 
 
 class OutageLog:
-    """Logs every few seconds that Redis cannot be reached, and at last that Redis answers again."""
+    """Logs every few seconds that Redis cannot be reached, and then that Redis answers again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -100,13 +100,13 @@ def open_topics(
 ) -> bool:
     """Open the topics of handlers.
 
-    If Redis cannot be reached now, the topics are opened later.
+    If Redis cannot be reached now, the worker opens the topics later.
 
     Returns:
         False if the worker must stop.
 
     Raises:
-        RMQError: A topic has other settings in Redis.
+        RMQError: The settings of a topic differ from the settings in Redis.
     """
     opener = _InThread("rmq-open", partial(_open_topics, transport, list(handlers)))
     outage_log = OutageLog(transport)
@@ -126,15 +126,15 @@ def check_stores(
     loop: asyncio.AbstractEventLoop | None,
     is_asked_to_stop: Callable[[], bool],
 ) -> bool:
-    """Check the stores of the handlers' middleware, for example ledger tables.
+    """Check the databases that the handlers' middleware uses, for example for ledger tables.
 
-    The check takes at most STORES_S.
+    The check takes at most STORES_S seconds.
 
     Returns:
         False if the worker must stop.
 
     Raises:
-        ConfigurationError: A store lacks a table.
+        ConfigurationError: A table is missing in a database.
     """
     guarded = [handler for handler in handlers if handler.middleware]
     if not guarded:
@@ -158,11 +158,11 @@ def check_stores(
 
 
 class _InThread:
-    """Calls a function in a thread, so that a stop of the worker does not wait for a server.
+    """Calls a function in a thread, so that you can stop the worker while a server does not answer.
 
     Attributes:
         ended: Event that is set when the function has ended.
-        error: Error that the function raised, if it raised one.
+        error: Error that the function raised, or None.
     """
 
     def __init__(self, name: str, function: Callable[[], object]) -> None:
@@ -205,7 +205,7 @@ ALIVE_S = 60.0  # after a longer standstill this process will not recover
 
 
 def real_clock() -> float:
-    """Return the seconds of a clock that also runs while the machine is suspended."""
+    """Return a time in seconds from a clock that also runs while the machine is suspended."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.time()  # the clock of the machine, which may be set
@@ -215,8 +215,8 @@ class Health(NamedTuple):
     """The health of a worker.
 
     Attributes:
-        ok: Whether messages of every handler are received, run and settled.
-        problems: Problems, one line each.
+        ok: Whether the worker receives, runs and settles the messages of every handler.
+        problems: Texts that describe the problems.
         alive: False if a part of this process has hung for a minute, so that a restart may help. An
             outage of Redis does not count.
     """
@@ -227,7 +227,7 @@ class Health(NamedTuple):
 
 
 class Watchdog:
-    """A thread that watches the parts of a worker from its start to its end."""
+    """A thread that checks the parts of a worker until the worker ends."""
 
     def __init__(
         self,
@@ -304,9 +304,9 @@ class Watchdog:
     def _allow_renewals(self, now: float) -> None:
         """Allow the heartbeat to renew leases for some time.
 
-        The permission ends when a running handler reaches its time limit. So leases are renewed
-        while a call holds the GIL, but not while the process hangs. If a process no longer calls
-        this method, the heartbeat kills the process.
+        The permission ends when a running handler reaches its time limit. So the heartbeat renews
+        leases while a call holds the GIL, but not while the process hangs. If the process stops
+        calling this method, the heartbeat kills the process.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
@@ -315,14 +315,14 @@ class Watchdog:
             self._memory.note_step(max(KILL_LEAST_S, hang_s))
 
     def allow_kill(self) -> None:
-        """From now on, allow the heartbeat to kill this process if it hangs."""
+        """Allow the heartbeat from now on to kill this process if the process hangs."""
         self._may_kill = True
         self._allow_renewals(time.monotonic())
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
-        """Return whether a part of the engine made no progress although Redis answered.
+        """Return whether a part of the engine made no progress for `watchdog_s` seconds.
 
-        A part counts if it has made no progress for `watchdog_s` seconds.
+        Time during and shortly after an outage of Redis does not count.
         """
         moved_at, stuck_queue = self._last_move(now)
         if now - moved_at < watchdog_s / 2:
@@ -342,7 +342,7 @@ class Watchdog:
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:
-        """Return when the slowest part of the engine made its last step, and its handler.
+        """Return when the slowest part of the engine made its last progress, and its handler.
 
         The handler is None if the part serves all handlers.
         """
@@ -361,7 +361,6 @@ class Watchdog:
         return min(moves, key=lambda move: move[0])
 
     def _errors(self) -> dict[str, RMQError]:
-        """Return the errors of topics that are blocked now."""
         feeds = self._engine.feeds
         return {
             feed.context.name: feed.error_state.error
@@ -370,14 +369,12 @@ class Watchdog:
         }
 
     def _is_hung(self, now: float) -> bool:
-        """Return whether a handler hangs for longer than `timeout_kill` allows."""
         hang = self._limits.find_hang(self._engine.queues, now)
         if hang:
             _log_stacks(hang)
         return bool(hang)
 
     def _log_outage(self, now: float) -> None:
-        """Log an outage of Redis if a call has waited long for an answer."""
         if self._errors() or now - self._engine.fetcher.last_step > SILENT_S:
             self._outage_log.report()
         else:
@@ -417,7 +414,6 @@ class Watchdog:
 
 
 def _log_stacks(reason: str) -> None:
-    """Log why the process ends, and print the stacks of all threads."""
     log.critical("%s; all stacks follow on stderr", reason)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(sys.stderr, all_threads=True)

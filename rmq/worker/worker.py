@@ -1,6 +1,6 @@
-"""The worker: it runs the handlers of a client until a stop or a signal.
+"""The worker runs the handlers of a client until a stop or a signal.
 
-This module also defines the exit codes of a worker, and ends a process in which handlers still run.
+This module also defines the exit codes of a worker. It can end a process while handlers still run.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ LEAVE_AFTER_S = 5.0  # time from the exit of the main thread to the end of the p
 
 
 def leave_with(code: int) -> int:
-    """Return an exit code, and end the process although handlers still run in threads.
+    """Return an exit code, and ensure that the process ends although handlers still run.
 
     When Python exits, it waits for the threads of `asyncio.to_thread` and of other pools. These
-    threads may never return. The private `threading._register_atexit` can register a function that
-    runs before this wait. But since Python 3.12, such a function cannot start a thread. So this
-    function starts a thread now, and the thread waits for the exit.
+    threads may never return. The private function `threading._register_atexit` can register a
+    function that runs before this wait. But since Python 3.12, such a function cannot start a
+    thread. So this function starts a thread now, and the thread waits for the exit.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
@@ -88,27 +88,28 @@ def leave_now(code: int) -> None:
 
 
 class Worker:
-    """Runs the handlers that are registered on a client.
+    """Runs the handlers that you registered on a client.
 
     Args:
         client: Client with the handlers and the address of Redis.
-        topics: Names of topics whose handlers run, or None for all topics.
-        interceptors: Interceptors around handlers, inside the interceptors of the client.
-        grace: Maximum time for which a stop waits for running handlers, seconds or timedelta.
-        concurrency: Maximum number of runs at the same time in this process. With None, the limits
-            are 64 for threads and 1000 for tasks. If a handler has a larger `concurrency`, the
-            limit is this number.
+        topics: Names of the topics to handle, or None for all topics.
+        interceptors: Interceptors of this worker. They run inside the interceptors of the client.
+        grace: Maximum time for which a stop waits for running handlers, in seconds or as a
+            timedelta.
+        concurrency: Maximum number of handlers that run at the same time in this process. With
+            None, at most 64 threads and 1000 tasks run. If a handler has a larger `concurrency`,
+            this larger number is the limit.
         watchdog: Time without progress after which `run` ends with exit code 70, or None for no
             limit.
         heartbeat: "process" renews leases in a process that handlers cannot block. "thread" renews
             leases in a thread.
         schedules: Whether the worker sends the messages of its topics' schedules (`Topic.every`).
-        max_messages: Number of handled messages after which `run` stops, or None for no limit. A
-            random part of up to 10 % is added, so that processes do not stop together.
-        max_memory: Bytes of resident memory above which `run` stops, or None for no limit.
+        max_messages: Number of handled messages after which `run` stops, or None for no limit. RMQ
+            adds a random part of up to 10 %, so that processes do not stop at the same time.
+        max_memory: Number of bytes of memory above which `run` stops, or None for no limit.
         timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
-            for no limit. After this time all other deliveries are released, and `run` ends with
-            exit code 70.
+            for no limit. After this time, the worker releases all other deliveries, and `run` ends
+            with exit code 70.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.
@@ -163,16 +164,18 @@ class Worker:
         return f"<Worker of {', '.join(each.context.name for each in self._topics)}>"
 
     def check(self) -> dict[str, bool]:
-        """Compare the settings of each topic with Redis, and check that the ledger's tables exist.
+        """Check that the worker can start with the current settings.
 
-        The check writes nothing, and opens no lifespan.
+        The method compares the settings of each topic with Redis. It also checks that the tables of
+        the handlers' middleware exist. It writes nothing, and opens no lifespan.
 
         Returns:
-            Whether each topic exists. A missing topic is created when the worker starts.
+            For each topic, whether the topic exists. The worker creates missing topics when it
+            starts.
 
         Raises:
-            SettingsMismatch, ConfigurationError: A topic has other settings in Redis, or a database
-                lacks a table of the handlers' middleware.
+            SettingsMismatch, ConfigurationError: The settings of a topic differ from the settings
+                in Redis, or a table is missing in a database.
             StorageError: Redis does not answer.
         """
         transport, exists = as_blocking(self._parts.transport), {}
@@ -196,13 +199,14 @@ class Worker:
         return exists
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Begin to receive messages in threads, and return immediately.
+        """Start to receive messages in threads, and return immediately.
 
         Args:
             loop: Event loop of async handlers, or None for a new loop in its own thread.
 
         Raises:
-            SettingsMismatch, ConfigurationError: A topic has other settings in Redis.
+            SettingsMismatch, ConfigurationError: The settings of a topic differ from the settings
+                in Redis.
         """
         if self._running is not None:
             raise InvalidValue("worker: it is running; stop it before it is started again")
@@ -256,12 +260,13 @@ class Worker:
     def stop(self, grace: Duration | None = None) -> bool:
         """Stop receiving, wait for running handlers, and release the other deliveries.
 
-        The call waits for handlers for at most the time in `grace`. It takes at most 2 s longer,
-        even during an outage of Redis. Any thread may call this method, also during `run`. If
-        another thread is starting or stopping the worker, the call waits for this thread.
+        The call waits at most `grace` for running handlers. Even during an outage of Redis, the
+        call ends at most 2 s later. You may call this method from any thread, also while `run` is
+        running. If another thread starts or stops the worker at the same time, the call waits for
+        the other thread.
 
         Returns:
-            Whether all deliveries that had begun are finished, and settled in Redis.
+            Whether all deliveries that had begun are finished and settled in Redis.
         """
         seconds = self._options.grace_s
         if grace is not None:
@@ -277,7 +282,7 @@ class Worker:
             return self._finished
 
     def ask_to_stop(self) -> None:
-        """Ask `run` to stop the worker with its grace time. Further calls change nothing."""
+        """Ask `run` to stop the worker. A second call changes nothing."""
         self._signals.wake()
         self._stopping.set()
 
@@ -287,18 +292,18 @@ class Worker:
         Write `raise SystemExit(worker.run())`.
 
         Args:
-            started: Function that is called once, when the handlers run.
+            started: Function that the worker calls once, when it is ready to run handlers.
 
         Returns:
-            0: All deliveries that had begun were finished and settled.
-            4: The grace time has passed, or Redis could not be reached. The unfinished messages are
-            delivered again.
-            70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process by
-            SIGABRT instead.
+            0: All deliveries that had begun are finished and settled.
+            4: The grace time was too short, or Redis could not be reached. RMQ delivers the
+                unfinished messages again.
+            70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process
+                with SIGABRT instead.
             71: A lifespan failed.
-            75: `max_messages` or `max_memory` was reached. All deliveries that had begun were
-            finished. Start another process.
-            128 + n: A second signal n.
+            75: `max_messages` or `max_memory` was reached. All deliveries that had begun are
+                finished. Start another process.
+            128 + n: A second signal with the number n arrived.
 
             If the code is not 0, the process ends 5 s after its main thread, even if other threads
             still run.
@@ -369,7 +374,7 @@ class Worker:
         return self._running.watchdog.health()
 
     def missing(self) -> dict[str, int]:
-        """Return the number of missing messages by topic, as the last `rmq.Audit` counted them."""
+        """Return how many messages `rmq.Audit` last counted as missing, for each topic."""
         return {
             topic: count
             for interceptor in self._hooks.chain
@@ -378,10 +383,11 @@ class Worker:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts by topic: deliveries received, in flight, and settled by each verb.
+        """Return counts of deliveries for each topic.
 
-        After a stop, the result is the last counts. For a handler with middleware, there are two
-        more counts of acked deliveries. "duplicate" counts deliveries whose work an earlier
-        delivery had done. "claim_lost" counts deliveries whose claims were lost.
+        The counts are: deliveries received, deliveries in flight, and deliveries settled by each
+        verb. After a stop, the method returns the last counts. For a handler with middleware, there
+        are two more counts of acked deliveries. "duplicate" counts deliveries whose work was
+        already done. "claim_lost" counts deliveries whose claims were lost.
         """
         return self._counts if self._running is None else self._running.engine.counts()

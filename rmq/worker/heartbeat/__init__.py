@@ -1,1 +1,1 @@
-"""The heartbeat: a process that renews the leases of a worker, independent of its handlers."""
+"""The heartbeat: a process that renews the leases of a worker while handlers run."""

@@ -1,9 +1,9 @@
-"""The shared leases of a worker, and the deliveries that it received under these leases.
+"""The shared leases of a worker, and the deliveries in flight under each lease.
 
-A `LeaseTracker` has the leases of one topic. The consumer of the topic reports to the tracker which
-deliveries were received and which were settled. The tracker writes these deliveries to the shared
-memory, which the heartbeat reads. For each lease, the heartbeat writes the time until which the
-lease is surely valid.
+A `LeaseTracker` keeps the leases of one topic. The consumer of the topic tells the tracker when it
+receives or settles deliveries. The tracker writes the deliveries to shared memory, and the
+heartbeat reads them. For each lease, the heartbeat writes the time until which the lease is
+certainly valid.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class WorkerMemory:
     Args:
         leases_ms: Length of the lease of each topic in ms. Until a topic is open, the length is an
             estimate.
-        begun: Maximum number of begun deliveries in the memory.
-        claims: Maximum number of claims in the memory.
+        begun: Maximum number of deliveries with a running handler that the memory can store.
+        claims: Maximum number of claims that the memory can store.
     """
 
     def __init__(self, leases_ms: Sequence[int], begun: int, claims: int) -> None:
@@ -56,36 +56,37 @@ class WorkerMemory:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Release the memory. Deliveries can still read the last content of the memory."""
+        """Release the shared memory. Deliveries can still read its last content."""
         self.shared.detach()
         if self.fd >= 0:
             os.close(self.fd)
 
     def expect(self, topic: int, lease_ms: int) -> None:
-        """Set the length of a topic's lease.
+        """Set the lease time of a topic.
 
-        The shortest lease of all topics determines how often the heartbeat renews leases.
+        The shortest lease time of all topics decides how often the heartbeat renews leases.
         """
         self.shared.words[self.shared.topics_at + topic * 2 + 1] = lease_ms
 
     def renew_until(self, until: float) -> None:
-        """Allow the heartbeat to renew leases until a monotonic time."""
+        """Allow the heartbeat to renew leases until the given monotonic time."""
         self.shared.times[1] = until
 
     def note_step(self, kill_s: float) -> None:
-        """Show the heartbeat that the worker still runs.
+        """Tell the heartbeat that the worker still runs.
 
-        The heartbeat kills the worker if the next call does not follow within `kill_s` seconds.
+        The heartbeat kills the worker if the worker does not call this method again within `kill_s`
+        seconds.
         """
         self.shared.times[5] = kill_s
         self.shared.times[4] = time.monotonic()
 
     def last_round(self) -> float:
-        """Return when the heartbeat last began to renew leases, or 0 if it has not begun yet."""
+        """Return when the heartbeat last started to renew leases, or 0 if it has never started."""
         return self.shared.times[0]
 
     def begin(self, delivery: InnerDelivery) -> None:
-        """Record that a handler begins a delivery."""
+        """Record that the handler of a delivery begins."""
         lease: Any = delivery.origin.lease
         try:
             row = self._begun[delivery] = self._free_begun.pop()
@@ -100,7 +101,7 @@ class WorkerMemory:
             self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 4] = serial
 
     def add_claim(self, delivery: InnerDelivery, lease_index: int) -> None:
-        """From now on, let the heartbeat renew the claim of a delivery.
+        """Let the heartbeat renew the claim of a delivery.
 
         `lease_index` identifies the topic and the slot of the claim.
         """
@@ -127,7 +128,10 @@ class WorkerMemory:
         )
 
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Remove deliveries that are settled or that will not begin, with their claims."""
+        """Remove deliveries and their claims from the shared memory.
+
+        The worker calls this method for deliveries that are settled, or that will not begin.
+        """
         for delivery in deliveries if self._begun or self._claims else ():
             row = self._begun.pop(delivery, -1)
             if row >= 0:
@@ -143,9 +147,10 @@ class WorkerLease:
     """A shared lease: one lease for several deliveries that this worker received from a slot.
 
     Attributes:
-        until: Monotonic time until which the lease is surely valid, as of the last check. 0 if the
-            lease is lost or was never checked.
-        is_renewed: Whether the heartbeat renews the lease, so that the next batch can use it.
+        until: Monotonic time until which the lease was certainly valid at the last check. The value
+            is 0 if the lease is lost or was never checked.
+        is_renewed: Whether the heartbeat renews the lease, so that the next batch can use the
+            lease.
     """
 
     __slots__ = ("_is_lost", "_shared", "is_renewed", "lease_index", "number", "until")
@@ -168,13 +173,13 @@ class WorkerLease:
         return self.until
 
     def is_lost(self) -> bool:
-        """Return whether the lease is lost, or has ended without a renewal."""
+        """Return whether the lease is lost or has expired."""
         return time.monotonic() >= self.safe_until()
 
     def note_received(self, since: float, lease_ms: int) -> None:
         """Record a receive call that began at the time `since`.
 
-        At this time, at least half of the lease remained.
+        At this time, the worker still had at least half of the lease time.
         """
         self.until = max(self.until, since + lease_ms / 2000)
 
@@ -184,10 +189,10 @@ class WorkerLease:
 
 
 class LeaseTracker:
-    """The shared leases of one topic. Any thread may call the methods.
+    """The shared leases of one topic. You may call the methods from any thread.
 
     Args:
-        memory: Memory of the worker.
+        memory: Memory that the worker and its heartbeat share.
         topic: Index of the topic in the memory.
     """
 
@@ -203,14 +208,14 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the number of the lease for the next batch from a slot; 0: there is no lease."""
+        """Return the lease number for the next batch from a slot, or 0 if there is no lease."""
         lease = self.leases.get(slot)
         return 0 if lease is None else lease.number
 
     def received(self, slot: int, number: int, since: float, lease_ms: int) -> WorkerLease:
         """Register the shared lease of a batch of deliveries.
 
-        `since` is the start of the call that received the batch. The lease ends at the earliest
+        `since` is the time at which the receive call started. The lease lasts for at least
         `lease_ms` milliseconds after this time.
         """
         lease = self.leases.get(slot)
@@ -234,7 +239,7 @@ class LeaseTracker:
         return lease
 
     def add(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Add received deliveries, so that the heartbeat renews their leases from now on."""
+        """Add received deliveries. From now on, the heartbeat renews their leases."""
         with self._lock:
             self._in_flight.update(deliveries)
             words, leases_at = self._shared.words, self._shared.leases_at
@@ -246,7 +251,7 @@ class LeaseTracker:
     def remove(self, deliveries: Iterable[InnerDelivery]) -> None:
         """Remove deliveries that are settled or lost.
 
-        Deliveries that the tracker does not have are ignored.
+        The method ignores deliveries that the tracker does not know.
         """
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._in_flight]
@@ -259,9 +264,9 @@ class LeaseTracker:
         self.memory.remove(mine)
 
     def retire(self, slot: int) -> None:
-        """Stop renewing the lease of a slot because one of its deliveries cannot be settled.
+        """Stop renewing the lease of a slot, because a delivery of the slot cannot be settled.
 
-        The delivery then returns to the waiting messages when the lease expires.
+        When the lease expires, the message of this delivery waits again.
         """
         lease = self.leases.get(slot)
         if lease is not None:
@@ -284,11 +289,14 @@ class LeaseTracker:
     # --- for the worker --------------------------------------------------------------------------
 
     def numbers(self) -> dict[int, int]:
-        """Return the number of each slot's lease. Slots without a valid lease are omitted."""
+        """Return the number of each slot's lease. The result has no slots without a valid lease."""
         return {slot: each.number for slot, each in list(self.leases.items()) if not each.is_lost()}
 
     def slots_with_requests(self) -> set[int]:
-        """Return slots in which renewals have found requests to cancel, since the last call."""
+        """Return the slots in which the heartbeat has found requests to cancel deliveries.
+
+        The result has only slots that were found since the last call.
+        """
         found = set()
         for slot in list(self.leases):
             count = self._shared.requests(self._topic * SLOTS_MAX + slot)
@@ -305,7 +313,7 @@ class LeaseTracker:
     def add_claims(self, deliveries: Iterable[InnerDelivery], slot_of: Any) -> None:
         """Let the heartbeat renew the claims of deliveries.
 
-        `slot_of` returns the slot of a claim's name.
+        `slot_of` is a function that returns the slot of a claim.
         """
         for delivery in deliveries:
             claim = delivery.claim
@@ -314,7 +322,6 @@ class LeaseTracker:
 
 
 def _unnamed_file() -> int:
-    """Return the descriptor of an unnamed file for a child process, or -1 if impossible."""
     if not process.FORKS:
         return -1
     if hasattr(os, "memfd_create"):

@@ -1,4 +1,4 @@
-"""The memory that a worker shares with its heartbeat: leases, begun deliveries, claims."""
+"""The memory that a worker shares with its heartbeat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLAIM_TEXT = (CLAIM_WORDS - 5) * 8  # bytes of name and owner of a claim
 class SharedMemory:
     """An array of 8-byte words that the worker and its heartbeat share.
 
-    Only one side writes each word: the heartbeat if the word is marked (h), otherwise the worker.
+    The heartbeat writes the words that are marked with (h). The worker writes all other words.
 
     header   0 (h) time of the last round of renewals
              1 `renew_until` of the worker
@@ -62,7 +62,7 @@ class SharedMemory:
         self.times = memory.cast("d")
 
     def detach(self) -> None:
-        """Continue with a private copy of the memory, and close the shared memory."""
+        """Copy the memory to a private copy, and close the shared memory."""
         views = self.words, self.times, self.bytes
         self._view(memoryview(bytearray(self.bytes)))
         for view in views:
@@ -74,7 +74,7 @@ class SharedMemory:
         return self.words[self.topics_at + topic * 2]
 
     def lease_s(self, topic: int) -> float:
-        """Return the lease of a topic, in seconds."""
+        """Return the lease time of a topic in seconds."""
         return self.words[self.topics_at + topic * 2 + 1] / 1000
 
     def safe_until(self, lease_index: int, number: int) -> float:
@@ -92,7 +92,7 @@ class SharedMemory:
         )
 
     def lost(self, lease_index: int) -> int:
-        """Return the number of the lease that was lost last in a slot, or 0 if none was lost."""
+        """Return the number of a slot's last lost lease, or 0 if the slot has lost no lease."""
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 2]
 
     def set_lost(self, lease_index: int, number: int) -> None:
@@ -110,8 +110,8 @@ class SharedMemory:
     def leases(self, topic: int) -> list[tuple[int, int, int]]:
         """Return a topic's valid leases.
 
-        Each item has the position of a lease in the memory, the number of the lease in Redis, and
-        the count of its deliveries in flight.
+        Each item has the position of the lease in the memory, the number of the lease in Redis, and
+        the number of deliveries that are in flight under the lease.
         """
         first, found = topic * SLOTS_MAX, []
         for lease_index in range(first, first + self.slots(topic)):
@@ -121,7 +121,7 @@ class SharedMemory:
         return found
 
     def begun(self) -> dict[int, list[bytes]]:
-        """Return the message ids of deliveries that have begun, by the index of their lease."""
+        """Return the message ids of deliveries whose handlers have begun, for each lease."""
         found: dict[int, list[bytes]] = {}
         for row in range(self.sizes[1]):
             at = self.begun_at + row * BEGUN_WORDS
@@ -133,7 +133,7 @@ class SharedMemory:
     def claims(self) -> list[tuple[int, int, int, bytes, bytes, bool]]:
         """Return the row, serial number, lease_index, name and owner of each claim.
 
-        The last item of each claim says whether its handler has begun.
+        The last value of each item says whether the handler of the claim has begun.
         """
         found, words = [], self.words
         for row in range(self.sizes[2]):

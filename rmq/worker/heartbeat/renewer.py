@@ -1,13 +1,14 @@
-"""The heartbeat of a worker: it renews the shared leases and the claims.
+"""The heartbeat of a worker renews the shared leases and the claims of the worker.
 
-The heartbeat has its own process, because a handler could block a thread of the worker, for example
-if it keeps the GIL in a C function. The process loads RMQ's transport, its scripts and this
-package, but no module of the worker.
+The heartbeat has its own process, because a handler can block all threads of the worker. For
+example, a C function can keep the GIL. The heartbeat imports only RMQ's transport, RMQ's scripts
+and this package.
 
 - The heartbeat renews nothing while the worker is stopped (by SIGSTOP or a debugger), or after
   `renew_until`.
-- The heartbeat kills a worker that cannot run because a handler keeps the GIL forever.
-- When the worker dies, the heartbeat releases the deliveries that had not begun, and ends.
+- The heartbeat kills the worker if a handler keeps the GIL forever.
+- When the worker dies, the heartbeat releases the deliveries whose handlers have not begun. The
+  heartbeat then ends.
 
 `rmq.worker.heartbeat.start` starts the heartbeat, in a thread if it cannot start a process.
 """
@@ -54,14 +55,14 @@ class Topic(NamedTuple):
     name: str
 
     def keys(self, slot: int) -> SlotKeys:
-        """Return the keys of a slot."""
+        """Return the Redis keys of a slot."""
         return SlotKeys(self.prefix, self.name, slot)
 
 
 def connect(url: str, timeout_s: float) -> Transport:
     """Return a transport that does not repeat failed commands.
 
-    A failed renewal is repeated by the next round of renewals.
+    The heartbeat repeats a failed renewal at its next turn.
     """
     return open_transport(urls.parse(url), 0.0, min(timeout_s, ANSWER_S))
 
@@ -75,9 +76,9 @@ class Heartbeat:
     """Renews the leases and claims in the shared memory.
 
     Args:
-        memory: Memory that is shared with the worker.
+        memory: Memory that the worker and the heartbeat share.
         transport: Transport to Redis.
-        topics: Topics of the handlers, in the order of the memory.
+        topics: Topics of the handlers, in the same order as in the memory.
         report: Function that is called with the reason when a renewal fails.
     """
 
@@ -98,9 +99,9 @@ class Heartbeat:
         self._last_step = self._checked_at = self._quiet_s = 0.0
 
     def beat(self) -> float:
-        """Renew all leases and claims that are due.
+        """Renew all leases and claims that must be renewed now.
 
-        Return the seconds until the next round of renewals.
+        Return the number of seconds to wait before the next call.
         """
         memory, now = self.memory, time.monotonic()
         memory.times[0] = now
@@ -133,10 +134,10 @@ class Heartbeat:
         return pause if answered else min(pause, RETRY_S)
 
     def is_hung(self, now: float) -> bool:
-        """Return whether the worker has made no step for too long.
+        """Return whether the worker has made no progress for too long.
 
-        Each round of renewals calls this method once. Only time in which the heartbeat itself has
-        run counts. If the machine was suspended, neither process could make a step.
+        The heartbeat calls this method once each time it renews leases. Only the time while the
+        heartbeat itself ran counts, because neither process runs while the machine is suspended.
         """
         step, kill_s = self.memory.times[4], self.memory.times[5]
         self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)
@@ -146,7 +147,6 @@ class Heartbeat:
         return 0 < kill_s < self._quiet_s
 
     def _is_used(self, lease_index: int, in_flight: int, now: float) -> bool:
-        """Return whether a lease has deliveries, or had deliveries in the last IDLE_S seconds."""
         if in_flight or lease_index not in self._used_at:
             self._used_at[lease_index] = now
         return now - self._used_at[lease_index] < IDLE_S
@@ -186,10 +186,10 @@ class Heartbeat:
     def _call_for_claims(
         self, claims: list[Any], are_renewed: bool
     ) -> list[tuple[list[Any], int, Any]]:
-        """Renew claims, or give up claims if `are_renewed` is false, with one call per slot.
+        """Renew claims, or give up claims if `are_renewed` is false.
 
         Returns:
-            For each call, its claims, its topic, and its reply or error.
+            For each slot, its claims, its topic, and the reply or the error of Redis.
         """
         by_lease: dict[int, list[Any]] = {}
         for claim in claims:
@@ -212,23 +212,16 @@ class Heartbeat:
         return [(*page, value) for page, value in zip(pages, values, strict=True)]
 
     def _call(self, commands: Sequence[Command[Any]]) -> list[Any]:
-        """Run commands. Return the value or the error of each command.
-
-        Raises:
-            RMQError: Redis cannot be reached.
-        """
         if not commands:
             return []
         values: list[Any] = self.transport.run(_pipelined(commands))
         return values
 
     def release_until_expired(self, pause_s: float = RETRY_S) -> None:
-        """Release the deliveries of a dead worker that had not begun, as soon as Redis answers.
+        """Release the deliveries of a dead worker whose handlers have not begun.
 
-        Give up when the leases of these deliveries have expired. The deliveries are then rolled
-        back, and their messages lose a retry. If a lease was never renewed, its end is not in the
-        shared memory. But the worker is dead, so each lease ends after at most its full length from
-        now.
+        If Redis does not answer, try again until the leases of these deliveries have expired. Redis
+        then rolls the deliveries back, and their messages lose a retry.
         """
         until = time.monotonic() + self._longest_lease_s()
         while not self._is_released():
@@ -237,7 +230,6 @@ class Heartbeat:
             time.sleep(pause_s)
 
     def _longest_lease_s(self) -> float:
-        """Return the longest lease among the topics that have deliveries in flight, in seconds."""
         memory = self.memory
         return max(
             (
@@ -256,10 +248,11 @@ class Heartbeat:
             return False
 
     def release_not_begun(self) -> bool:
-        """Release the deliveries that have not begun, so that they lose no retry.
+        """Release the deliveries whose handlers have not begun, so that the messages lose no retry.
 
         Returns:
-            Whether all deliveries were released. If not, the call may be repeated.
+            Whether all deliveries were released. If the result is false, you may call the method
+            again.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -307,11 +300,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def _wait(parent: int, seconds: float) -> str:
-    """Wait for some seconds, or until the worker ends.
-
-    Returns:
-        "stop" if the worker has ended normally, "died" if it has died, "" if it still runs.
-    """
     until = time.monotonic() + seconds
     while True:
         left = max(0.0, until - time.monotonic())
@@ -336,9 +324,9 @@ def _say(text: str) -> None:
 
 
 def main(fd: int) -> None:
-    """Renew the leases of the parent process.
+    """Run the heartbeat of the parent process until the parent process ends.
 
-    `fd` is the descriptor of the shared memory.
+    `fd` is the file descriptor of the shared memory.
     """
     line = b""
     while not line.endswith(b"\n"):

@@ -1,4 +1,7 @@
-"""Start the heartbeat of a worker as a process, or as a thread if no process can be started."""
+"""Start the heartbeat of a worker.
+
+The heartbeat is a process. If no process can be started, the heartbeat is a thread.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,9 @@ def _topics(contexts: list[TopicContext]) -> list[Topic]:
 
 
 def launch(fd: int) -> subprocess.Popen[bytes]:
-    """Start the process of a heartbeat. The process reads its settings from stdin.
+    """Start the process of a heartbeat.
 
-    `fd` is the descriptor of the shared memory.
+    The process reads its settings from stdin. `fd` is the file descriptor of the shared memory.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", PROGRAM, str(fd), WORKER, *sys.path],
@@ -83,22 +86,19 @@ class HeartbeatThread:
         self._heartbeat.transport.close()
 
     def ensure_running(self) -> None:
-        """Connect again if an embedded Redis has a new address.
-
-        The thread needs no other check.
-        """
+        """Connect again if an embedded Redis has a new address."""
         if self._transport.url != self._url:
             self._url = self._transport.url
             self._heartbeat.transport = connect(self._url, self._transport.timeout_s)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the heartbeat. Wait until a running renewal has ended."""
+        """Stop the heartbeat, and wait for a renewal that is running."""
         self._stop.set()
         self._thread.join(wait_s)
 
 
 class HeartbeatProcess:
-    """The heartbeat as a process. If the process dies, a new process or a thread replaces it."""
+    """The heartbeat as a process. If the process dies, RMQ starts a new process or a thread."""
 
     def __init__(
         self, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
@@ -126,7 +126,7 @@ class HeartbeatProcess:
         return process
 
     def ensure_running(self) -> None:
-        """Start a new process if the last one died, or if an embedded Redis has a new address."""
+        """Start a new process if the old one died, or if an embedded Redis has a new address."""
         if self._thread is not None:
             self._thread.ensure_running()
             return
@@ -143,7 +143,7 @@ class HeartbeatProcess:
             self._thread = HeartbeatThread(self._memory, self._transport, self._contexts)
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the process. Kill it if its current call takes longer than `wait_s` seconds."""
+        """Stop the process, or kill the process if it still runs after `wait_s` seconds."""
         if self._thread is not None:
             self._thread.stop(wait_s)
         self._end(wait_s)
@@ -161,10 +161,10 @@ class HeartbeatProcess:
 
 
 def runs_python(executable: str | None) -> bool:
-    """Return whether the name of a program is the name of a Python interpreter.
+    """Return whether a file name is the name of a Python interpreter.
 
-    In a frozen application or an embedded interpreter (PyInstaller, uWSGI), `sys.executable` is the
-    application, which must not be started a second time.
+    With PyInstaller or uWSGI, `sys.executable` is the application itself. RMQ must not start the
+    application a second time.
     """
     name = Path(executable or "").name.lower()
     return name.startswith(("python", "pypy")) and not getattr(sys, "frozen", False)
@@ -175,7 +175,7 @@ def start(
 ) -> HeartbeatThread | HeartbeatProcess:
     """Start a heartbeat, and wait until it runs.
 
-    The worker must not receive messages before the heartbeat runs.
+    Call this function before the worker receives messages.
     """
     if kind == "thread" or not process.FORKS:
         return HeartbeatThread(memory, transport, contexts)

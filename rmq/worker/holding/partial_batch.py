@@ -8,11 +8,11 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 
 
 class PartialBatch:
-    """Deliveries that wait until they fill a batch.
+    """Collects deliveries until a batch is full.
 
     Args:
         size: Number of deliveries in a full batch.
-        linger_s: Maximum time for which the first delivery waits for more deliveries, in seconds.
+        linger_s: Maximum number of seconds for which the first delivery waits for more deliveries.
     """
 
     def __init__(self, size: int, linger_s: float) -> None:
@@ -22,11 +22,11 @@ class PartialBatch:
         self._since = 0.0
 
     def linger_until(self) -> float:
-        """Return when the first delivery has waited long enough, or infinity without a delivery."""
+        """Return when the first delivery has waited long enough, or infinity for no delivery."""
         return self._since + self._linger_s if self._waiting else float("inf")
 
     def add(self, deliveries: list[InnerDelivery]) -> list[list[InnerDelivery]]:
-        """Add deliveries, and return the batches that are full or have waited long enough."""
+        """Add deliveries. Return the batches that are full or have waited long enough."""
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting += deliveries

@@ -1,4 +1,4 @@
-"""Limit how many deliveries of a handler are in flight. This also limits the prefetch."""
+"""Limit how many deliveries of a handler are in flight."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ STALLED_S = 1.0  # without a begin or end of a run for this time, waiting delive
 
 
 def most_in_flight(handler: Handler) -> int:
-    """Return the maximum number of deliveries of a handler that may be in flight."""
+    """Return how many deliveries of a handler may be in flight at most."""
     return handler.concurrency * IN_ORDER if handler.ordered else handler.prefetch
 
 
 def most_begun(handler: Handler) -> int:
-    """Return the maximum number of deliveries that have begun and are not settled yet.
+    """Return how many deliveries can have begun without being settled.
 
-    If the settler is slower than the handler, all deliveries in flight may have begun. The result
-    is one larger, because the fetcher may prepare a claim for one more delivery.
+    The settler can be slower than the handler, so all deliveries in flight can have begun. The
+    result is larger by one, because the fetcher may prepare the claim of one more delivery.
     """
     return max(handler.concurrency * max(1, handler.batch), most_in_flight(handler)) + 1
 
 
 class PrefetchLimit:
-    """Limits how many deliveries of a handler are in flight, by the handler's run times.
+    """Limits how many deliveries of a handler are in flight.
 
-    A delivery that waits in a worker cannot go to another worker, which may be idle. So a worker
-    prefetches only deliveries that its threads or tasks can begin within AHEAD_S. It prefetches
-    nothing before the first run has ended, or while runs take longer than AHEAD_S. If the user has
-    set `prefetch`, this number is the limit, regardless of run times.
+    A delivery that waits in this worker cannot go to an idle worker. So a worker prefetches only
+    deliveries that can begin within AHEAD_S seconds. The worker estimates this from the run times
+    of the handler. The worker prefetches nothing until the first run has ended, and nothing while
+    runs take longer than AHEAD_S seconds. If the user sets `prefetch`, this number is the only
+    limit.
 
     Args:
         handler: The handler.
@@ -45,8 +46,8 @@ class PrefetchLimit:
         """Return how many deliveries may be in flight now, including running deliveries.
 
         Args:
-            hung: Number of runs that hang beyond their `max_runtime`. Such a run uses a thread or
-                task, but its delivery is already settled.
+            hung: Number of handlers that still run after their `max_runtime`. These handlers use
+                threads or tasks, but their deliveries are already settled.
         """
         handler, mean = self._handler, self._times.mean
         concurrency, batch = handler.concurrency - hung, max(1, handler.batch)
@@ -61,5 +62,5 @@ class PrefetchLimit:
         return min(prefetch, batch * (concurrency + ahead))
 
     def is_stalled(self) -> bool:
-        """Return whether waiting deliveries should be released for other workers."""
+        """Return whether the worker should release its waiting deliveries for other workers."""
         return not self._handler.is_prefetch_chosen and self._times.saturated_s() > STALLED_S

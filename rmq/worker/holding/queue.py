@@ -1,7 +1,6 @@
-"""Keep the deliveries of one handler in a worker, and limit their number.
+"""Keep the deliveries of one handler in a worker, and limit how many there are.
 
-The queue gives deliveries to the handler's work queue in an executor. The executor handles the
-deliveries with `HandlerWork`.
+The queue passes deliveries to an executor, which runs each delivery with `HandlerWork`.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ BLOCKED_S = 1.0  # an event loop that is blocked for longer gets no more work
 
 
 class HandlerQueue:
-    """The deliveries of one handler.
+    """Keeps the deliveries of one handler until an executor runs them.
 
     Args:
         handler: The handler.
         topic: Topic of the handler.
         invokers: Invokers of the topic. The queue adds the invoker of its handler.
         hooks: Methods of interceptors that run around the handler.
-        executor: Executor for handlers of this kind, with threads or with tasks.
-        heartbeat: For an async handler, object that measures for how long the event loop is
-            blocked. Otherwise None.
+        executor: Executor that runs the handler in threads or in tasks.
+        heartbeat: Object that measures for how long the event loop has been blocked. It is None for
+            a plain handler.
         settler_thread: Thread that settles the deliveries.
-        is_stopping: Whether the worker is stopping.
-        values: Values of the dependencies and lifespans of this process.
-        suspects: Suspects of this process: messages that may have killed their process before.
+        is_stopping: Function that returns whether the worker is stopping.
+        values: Values that dependencies and lifespans have in this process.
+        suspects: The possible poison messages of this process.
 
     Attributes:
         received: Number of received deliveries.
-        all_hung_since: Time since which all threads or tasks have exceeded their max_runtime. It is
-            0 if at least one thread or task is within its limit.
+        all_hung_since: Time since which all threads or tasks have exceeded their max_runtime. The
+            value is 0 if at least one thread or task is within its limit.
     """
 
     def __init__(
@@ -97,27 +96,27 @@ class HandlerQueue:
 
     @property
     def in_flight(self) -> int:
-        """The number of deliveries that wait, run, or are about to be settled."""
+        """Number of deliveries that wait, run, or will be settled soon."""
         return self.received - self.settler.finished
 
     def counts(self) -> dict[str, int]:
-        """Return the number of deliveries received, in flight, and settled by each verb."""
+        """Return how many deliveries were received, are in flight, and were settled per verb."""
         return {
             "received": self.received, "in_flight": self.in_flight,
             **self.settler.tally, **self.settler.claim_counts,
         }  # fmt: skip
 
     def hung_runs(self) -> list[InnerDelivery]:
-        """Return the first delivery of each run that hangs beyond its max_runtime.
+        """Return the first delivery of each run that still runs after its max_runtime.
 
-        The thread of such a run hangs, or its task ignores the cancellation. The delivery is
+        Either the thread of the run hangs, or the task ignores its cancellation. The delivery is
         already settled.
         """
         overrun = self.work.limits.overrun
         return [run for run in list(self.work.times.running) if run in overrun] if overrun else []
 
     def hung(self) -> int:
-        """Return the number of threads or tasks that hang."""
+        """Return how many threads or tasks hang."""
         return len(self.hung_runs())
 
     def lag(self) -> float:
@@ -125,14 +124,14 @@ class HandlerQueue:
         return 0.0 if self._heartbeat is None else self._heartbeat.lag()
 
     def _can_begin(self) -> bool:
-        """Return whether a delivery can begin: the event loop runs, or a thread can be started."""
         is_starved = self._executor.error and not self.work.times.running
         return not is_starved and self.lag() <= BLOCKED_S
 
     def room(self) -> int:
-        """Return how many deliveries to receive now.
+        """Return how many deliveries the worker should receive now for this handler.
 
-        If it is better to wait for more room, return 0.
+        If only a few deliveries could be received, the result is 0, because a later call can
+        receive more.
         """
         handler = self.handler
         if self.suspects.running and self.suspects.must_wait():
@@ -150,16 +149,16 @@ class HandlerQueue:
     def excess(self) -> int:
         """Return how many deliveries are in flight beyond the limit.
 
-        One call receives messages of all types, so a handler can get more deliveries than its
-        limit.
+        A receive call gets messages of all types, so a handler can get more deliveries than its
+        limit allows.
         """
         return max(0, self.in_flight - self._prefetch.in_flight_limit(self.hung()))
 
     def _in_flight_limit(self, hung: int) -> int:
-        """Return the limit of deliveries in flight.
+        """Return how many deliveries may be in flight.
 
-        The limit is lower while a suspect runs, so that no deliveries have to wait for it. A
-        suspect is a message that may have killed its process.
+        The limit is lower while a possible poison message runs, because other deliveries should not
+        wait for this message.
         """
         if not self._can_begin():
             return 0
@@ -179,8 +178,8 @@ class HandlerQueue:
 
         Args:
             deliveries: Received deliveries.
-            with_expired_leases: Function that selects suspects: messages for which the lease of an
-                earlier delivery expired. Such a message may have killed its process.
+            with_expired_leases: Function that selects possible poison messages. It returns each
+                delivery whose message was delivered before under a lease that expired.
         """
         self.received += len(deliveries)
         if self._is_stopping():
@@ -207,10 +206,9 @@ class HandlerQueue:
     def _start_suspects(
         self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Start the suspects that may run now.
+        """Start the possible poison messages that may run now.
 
-        Return the other deliveries that can begin immediately. A suspect is a message that may have
-        killed its process.
+        Return the other deliveries that can begin immediately.
         """
         if self._starter.last is not None:
             self._starter.begin_last()  # it may have waited for a minute
@@ -233,9 +231,9 @@ class HandlerQueue:
             self._start(self._partial.add([]))
 
     def begin_last_suspect(self) -> None:
-        """Begin the waiting suspect: a message without a remaining retry that may kill its process.
+        """Start the possible poison message that waits until it can run alone.
 
-        The suspect begins only if nothing else runs in this process.
+        The method does nothing while anything else runs in this process.
         """
         if self._starter.last is not None:
             self._starter.begin_last()
@@ -247,9 +245,9 @@ class HandlerQueue:
             self._executor.put(self.work_queue, works)
 
     def check_limits(self) -> None:
-        """Settle runs that exceeded their max_runtime.
+        """Settle deliveries whose handlers have exceeded their max_runtime.
 
-        The watchdog calls this a few times a second.
+        The watchdog calls this method a few times a second.
         """
         if self._executor.error:
             self._executor.put(self.work_queue, ())  # tries to start threads again
@@ -266,7 +264,7 @@ class HandlerQueue:
                 self.work.end_in_order()
 
     def release_waiting(self) -> None:
-        """Release the deliveries that have not begun.
+        """Release the deliveries whose handlers have not begun.
 
         Call this method after the fetcher's thread has ended.
         """
@@ -275,6 +273,6 @@ class HandlerQueue:
         self._starter.release_last()
 
     def keep_claims(self) -> None:
-        """Keep the claims of handlers that still run although the worker ends."""
+        """Keep the claims of handlers that still run when the worker ends."""
         if self.work.invoker.claims is not None:
             self.work.invoker.claims.keep()

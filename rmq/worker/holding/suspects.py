@@ -1,9 +1,10 @@
-"""Start the suspects of one handler.
+"""Start the possible poison messages of one handler.
 
-A suspect is a message that may have killed its worker process before. `running/poison` decides
-which suspects of a process may run at the same time. This module protects the other deliveries of
-the handler. Before a suspect begins, finished deliveries are settled, and deliveries that would
-have to wait for the suspect are released.
+A possible poison message may have killed its worker process in an earlier delivery. In the code,
+such a message is a "suspect". `running/poison` decides which suspects may run at the same time.
+This module protects the other deliveries of the handler. Before a suspect begins, the worker
+settles finished deliveries. The worker also releases the deliveries that would have to wait for the
+suspect.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ FLUSH_MOST_S = 10.0  # longest wait until other deliveries are settled
 
 
 class SuspectStarter:
-    """Starts the suspects of one handler: messages that may have killed their process before.
+    """Starts the possible poison messages of one handler.
 
     Args:
-        handler: Handler of the suspects.
-        suspects: All suspects of this process, including the suspects of other handlers.
+        handler: The handler.
+        suspects: The possible poison messages of this process, for all handlers.
         work: Work of the handler.
         settler: Settler of the handler.
-        partial: Deliveries of the handler that wait for a full batch.
-        start: Function that gives work items to the executor.
-        release_waiting: Function that releases the work items that have not begun.
+        partial: Deliveries that wait for a full batch.
+        start: Function that gives deliveries to the executor.
+        release_waiting: Function that releases deliveries whose handlers have not begun.
 
     Attributes:
-        last: Suspect that has no retry left and waits until nothing else runs.
+        last: A possible poison message that has no retry left. It waits until nothing else runs.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class SuspectStarter:
     def start(
         self, deliveries: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Begin the suspects that may run, and release deliveries that would have to wait.
+        """Start the possible poison messages that may run now.
 
-        A suspect is a message that may have killed its process.
+        The method releases other deliveries that would have to wait.
 
         Args:
-            deliveries: Received deliveries, including the suspects.
-            suspects: Deliveries in `deliveries` that are suspects.
+            deliveries: Received deliveries.
+            suspects: The deliveries in `deliveries` that are possible poison messages.
 
         Returns:
             The other deliveries that can begin immediately.
@@ -89,10 +90,9 @@ class SuspectStarter:
         return others
 
     def _begin(self, suspected: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the suspects that begin now, and release the other suspects.
+        """Return the possible poison messages that begin now, and release the others.
 
-        A suspect is a message that may kill the process. Only a suspect without a remaining retry
-        is kept for `begin_last`.
+        A message without a remaining retry is not released. It waits for `begin_last`.
         """
         begun: list[InnerDelivery] = []
         for delivery in suspected:
@@ -108,10 +108,6 @@ class SuspectStarter:
         return begun
 
     def _keep_runnable(self, others: list[InnerDelivery], free: int) -> list[InnerDelivery]:
-        """Return the deliveries that can begin now, while a suspect runs, and release the others.
-
-        A suspect is a message that may kill the process.
-        """
         if self._handler.batch:  # they would have to wait for a full batch
             free = 0
         self._work.release([*self._partial.remove_all(), *others[free:]])
@@ -122,10 +118,9 @@ class SuspectStarter:
     def split_ordered(
         self, batch: list[InnerDelivery], suspects: set[InnerDelivery]
     ) -> list[InnerDelivery]:
-        """Return the deliveries of an ordered batch before its first suspect.
+        """Return the deliveries of an ordered batch before its first possible poison message.
 
-        If the batch begins with a suspect (a message that may kill the process), return only the
-        suspect.
+        If the first message of the batch is a possible poison message, return only this message.
         """
         position = next(n for n, delivery in enumerate(batch) if delivery in suspects)
         if position:
@@ -147,7 +142,7 @@ class SuspectStarter:
     # --- both ------------------------------------------------------------------------------------
 
     def put_off(self, deliveries: list[InnerDelivery]) -> None:
-        """Release deliveries for a time, because messages that may kill the process run first."""
+        """Release deliveries until possible poison messages have run."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
             self._settler.put(Report(deliveries[0], wait, deliveries[1:]))
@@ -155,9 +150,9 @@ class SuspectStarter:
             self._work.release(deliveries, wait)
 
     def begin_last(self) -> None:
-        """Begin the waiting suspect: a message without a remaining retry that may kill its process.
+        """Start the possible poison message that waits until it can run alone.
 
-        The suspect begins only if nothing else runs in this process.
+        The method does nothing while anything else runs in this process.
         """
         delivery = self.last
         if delivery is None or not self._suspects.is_quiet():
@@ -169,16 +164,15 @@ class SuspectStarter:
         self._start([[delivery] if is_list else delivery])
 
     def release_last(self) -> None:
-        """Release the waiting suspect: a message without retries that may kill its process.
+        """Release the possible poison message that waits until it can run alone.
 
-        A suspect that has begun is not released.
+        If the message has begun, the method does nothing.
         """
         if self.last is not None:
             self._work.release(self.last)
             self.last = None
 
     def _release_and_settle(self) -> None:
-        """Release deliveries that have not begun, and wait until finished work is settled."""
         self._release_waiting()
         self._settler.flush(FLUSH_MOST_S)
 

@@ -1,6 +1,6 @@
-"""Receive deliveries for all topics of a worker.
+"""Receive the messages of all topics of a worker.
 
-fetcher    receives for all topics in one thread, and decides which topic is next
-feed       receives from one topic, and gives the deliveries to the queues of handlers
-claiming   claims the keys of received deliveries
+fetcher    receives messages in one thread, and decides which topic is next
+feed       receives the messages of one topic, and gives them to the queues of handlers
+claiming   claims the business keys of received deliveries
 """

@@ -23,9 +23,10 @@ def claim_keys(
     transport: Transport,
     tracker: LeaseTracker | None = None,
 ) -> None:
-    """Claim the business keys of deliveries whose handlers use claims, in one call to Redis.
+    """Claim the business keys of deliveries in one call to Redis.
 
-    If Redis does not answer for a claim, its delivery is released later.
+    The function ignores deliveries whose handlers use no claims. If Redis does not answer for a
+    claim, the worker later releases the delivery.
     """
     for delivery in deliveries:
         handler = handlers.route(delivery.type)

@@ -1,4 +1,4 @@
-"""The feed of one topic: it receives deliveries for the queues of the topic's handlers."""
+"""The feed of a topic receives deliveries and gives them to the queues of handlers."""
 
 from __future__ import annotations
 
@@ -36,26 +36,28 @@ NEVER = float("inf")
 
 
 class TopicFeed:
-    """Receives the deliveries of one topic, and gives these deliveries to the queues of handlers.
+    """Receives the deliveries of one topic, and gives them to the queues of handlers.
 
     Args:
         handlers: Handlers of the topic.
         transport: Transport to Redis.
-        tracker: Tracker of the topic's leases and of the deliveries received under them.
+        tracker: Keeps the topic's leases and the deliveries in flight.
 
     Attributes:
         topic: Data that the feed shares with queues and settlers.
         flows: Sequences of Redis commands that receive and settle deliveries.
-        state: State of the slots, with the time at which each slot next has work.
-        queues: Queue of each handler.
-        first_queue: Queue of the first handler. It gets all messages of an ordered topic.
+        state: State of the slots. For each slot, it has the time at which the slot next has work.
+        queues: The queue of each handler.
+        first_queue: The queue of the first handler. If the topic is ordered, this queue gets all
+            messages.
         next_at: Monotonic time at which the fetcher next calls the feed.
-        own_channel: Pub/Sub channel on which hand-overs arrive, or b"" without a channel.
-        has_missed_requests: Whether requests to cancel deliveries may have been published while the
-            feed was not subscribed.
-        subscription: Subscription to the wake-ups and hand-overs of the topic.
-        on_step: Function that is called in the fetcher's thread before each command, to show the
-            watchdog that the thread runs.
+        own_channel: Pub/Sub channel on which this worker gets messages directly from senders, or
+            b"" if there is no channel.
+        has_missed_requests: Whether the feed may have missed requests to cancel deliveries, because
+            it was not subscribed.
+        subscription: Subscription to the topic's wake-ups and to the messages from senders.
+        on_step: Function that the fetcher's thread calls before each command. It tells the watchdog
+            that the thread still runs.
     """
 
     def __init__(
@@ -93,17 +95,16 @@ class TopicFeed:
             self._batch_queues.append(queue)
 
     def begin_unchecked(self) -> None:
-        """Let the fetcher check which slots have messages before it receives messages.
+        """Let the fetcher check first which slots have messages.
 
-        The topic must be open.
+        Call this method only when the topic is open.
         """
         self.state.ready_at = [NEVER] * len(self.context.slots)
 
     def follow_slots(self) -> bool:
         """Use the topic's current slots, and return whether the number of slots has changed.
 
-        The number changes if the topic is deleted and created again, and this program opens the new
-        topic.
+        The number can change when the topic is deleted and created again.
         """
         known = self.state.ready_at
         if known:
@@ -113,8 +114,8 @@ class TopicFeed:
     def room(self) -> int:
         """Return how many deliveries to receive now.
 
-        A call receives messages of all types. So one handler may get more messages than its limit,
-        and these messages reduce the room of the other handlers.
+        A receive call gets messages of all types. If one handler has more messages than its limit,
+        the other handlers get fewer.
         """
         if len(self.queues) == 1 or self.handlers.ordered:
             return self.first_queue.room()
@@ -122,7 +123,7 @@ class TopicFeed:
         return max(0, min(BATCH_MAX, room))
 
     def due_at(self) -> float:
-        """Return the time of the next task, which is to receive or to start an incomplete batch."""
+        """Return the time at which the feed must next receive messages or start a partial batch."""
         work_at = NEVER
         if not self.topic.is_full:
             slots_at = 0.0 if self.state.must_hand_back else min(self.state.ready_at, default=0.0)
@@ -132,7 +133,7 @@ class TopicFeed:
     # --- receiving, and giving deliveries to queues -----------------------------------------------
 
     def receive(self) -> bool:
-        """Receive messages, as many as the handlers have room for.
+        """Receive as many messages as the handlers can accept now.
 
         Return whether a message was received.
 
@@ -156,7 +157,6 @@ class TopicFeed:
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
-        """Receive with the commands from `get`, and dispatch. Return the number of deliveries."""
         deliveries = self.transport.run(self.flows.receive_by(limit, get), before_step=self.on_step)
         self._pause_s = PAUSE_S
         if self.error_state.error is not None:
@@ -172,7 +172,6 @@ class TopicFeed:
         return len(deliveries)
 
     def _dispatch(self, deliveries: list[InnerDelivery]) -> None:
-        """Give deliveries to the queues of their handlers, or settle them without a handler."""
         by_handler: dict[Handler | None, list[InnerDelivery]] = {}
         for delivery in deliveries:
             by_handler.setdefault(self.handlers.route(delivery.type), []).append(delivery)
@@ -186,10 +185,10 @@ class TopicFeed:
                 self.first_queue.settler.put(report)
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
-        """Return the deliveries of messages for which the lease of an earlier delivery expired.
+        """Return the deliveries whose messages were delivered before under an expired lease.
 
-        If Redis does not answer, return all deliveries. Each of them may be a poison message, which
-        must not run at the same time as other messages.
+        If Redis does not answer, return all deliveries, because each message may be a poison
+        message. A poison message must not run at the same time as other messages.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
@@ -203,12 +202,11 @@ class TopicFeed:
         }
 
     def release_orphans(self) -> None:
-        """Release messages whose acks Redis has lost in a failover or a restart.
+        """Release messages whose acks Redis lost in a failover or a restart.
 
-        In Redis, such a message is in flight for this worker, although the worker has settled it.
-        The worker renews the shared lease for its other messages. So without this call, the message
-        would never be delivered again. Only the receiving thread calls this method, so no other
-        call is receiving.
+        In Redis, such a message is still in flight, although this worker has settled it. The worker
+        continues to renew the shared lease for its other messages. Without this method, Redis would
+        never deliver the message again. Call this method only in the thread that receives messages.
         """
         leases = self.tracker.numbers()
         if not leases:
@@ -226,7 +224,7 @@ class TopicFeed:
             )  # fmt: skip
 
     def close(self) -> RMQError | None:
-        """Stop receiving, and release all deliveries. Return the error if a release failed."""
+        """Stop receiving, and release all deliveries. If a release failed, return the error."""
         try:
             close_flows(self.flows, self.transport)
         except RMQError as error:
@@ -238,15 +236,18 @@ class TopicFeed:
     # --- requests to cancel deliveries -----------------------------------------------------------
 
     def note_request(self, payload: bytes) -> None:
-        """Interrupt a delivery because a published message requests its cancellation."""
+        """Interrupt the handler of a delivery because a sender has cancelled the message.
+
+        `payload` is the published request.
+        """
         delivery = requested_by(payload, self.context.slots, self.flows.open)
         if delivery is not None:
             self._interrupt(delivery)
 
     def read_requests(self) -> None:
-        """Read requests to cancel deliveries, in the slots in which a renewal found requests.
+        """Read requests to cancel deliveries from the slots where the heartbeat has found requests.
 
-        If the master node of a slot cannot be reached, the slot is read later.
+        If the master node of a slot cannot be reached, the feed reads the slot later.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -263,7 +264,6 @@ class TopicFeed:
             self.has_missed_requests = not have_all
 
     def _interrupt(self, delivery: InnerDelivery) -> None:
-        """Set the event of a cancelled delivery, and cancel the task of its async handler."""
         delivery.cancelled().set()
         invoker = self.invokers.invoker_for(delivery)
         if isinstance(invoker, CancellableInvoker):
@@ -272,31 +272,31 @@ class TopicFeed:
     # --- errors and reports -----------------------------------------------------------------------
 
     def note_error(self, error: Exception) -> None:
-        """Record that receiving failed. The fetcher tries the topic again after a pause."""
+        """Record that a receive call failed. The fetcher tries the topic again after a pause."""
         self.error_state.note(error)
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
 
     def report_lateness(self, is_last: bool = False) -> None:
-        """Report to metrics how late messages were received, if a report is due.
+        """Report to metrics how late messages were received.
 
-        At the end of the worker (`is_last`), a report is sent even if it is not due.
+        The method reports at regular intervals. With `is_last`, it reports in any case.
         """
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
             self.transport.run(state.report(self.state), before_step=self.on_step)
 
     def sweep(self) -> None:
-        """Send pending follow-ups of the topic that no other process sends."""
+        """Send the topic's pending follow-ups that no other process has sent."""
         self.transport.run(state.sweep(self.state), before_step=self.on_step)
 
     # --- hand-overs for a credit ------------------------------------------------------------------
 
     def accepts_hand_overs(self) -> bool:
-        """Whether the feed leaves credits (permits for hand-overs) in Redis.
+        """Whether senders may hand messages over to this worker directly.
 
-        With a credit, a send hands its message over to this worker. The topic must have one slot
-        and no strict order, and must have received messages recently.
+        The worker then leaves a credit (a request for a hand-over) in Redis. The topic must have
+        one slot and no strict order. It must also have received messages recently.
         """
         return (
             len(self.state.ready_at) == 1
@@ -305,9 +305,9 @@ class TopicFeed:
         )
 
     def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Receive hand-overs on a channel of the fetcher's connection.
+        """Receive handed-over messages on a channel of the fetcher's connection.
 
-        With b"", receive no hand-overs.
+        If `channel` is b"", receive no handed-over messages.
         """
         if self.state.credits.standing:
             self.state.credits.in_doubt = True
@@ -317,18 +317,17 @@ class TopicFeed:
         self.subscription.forget_messages(own_channel)
 
     def receive_handed_over(self) -> bool:
-        """Receive the messages that sends handed over to this worker.
+        """Receive the messages that senders have handed over to this worker.
 
-        Return whether the credit (the permit for hand-overs) in Redis is used up.
+        Return whether the credit (the request for a hand-over) in Redis is used up.
         """
         get = partial(receive.receive_handed_over, self.state)
         return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
 
     def renew_credit(self) -> None:
-        """Renew the credit for hand-overs in the next call that receives from the slot.
+        """Let the next receive call renew the credit (the request for a hand-over) in Redis.
 
-        A credit permits senders to hand a message over to this worker. If no send has used the
-        credit for CREDIT_S seconds, withdraw it.
+        If no sender has used the credit for CREDIT_S seconds, withdraw the credit instead.
         """
         if time.monotonic() < self.state.until:
             self.state.ready_at[0] = 0.0
@@ -336,7 +335,7 @@ class TopicFeed:
             self._withdraw_credit()
 
     def end_credit(self) -> None:
-        """Withdraw the credit for hand-overs from Redis, and accept no more hand-overs."""
+        """Withdraw the credit (the request for a hand-over), and accept no more hand-overs."""
         try:
             self.state.until = 0.0
             if self.state.credits.standing:
@@ -346,22 +345,25 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit for hand-overs, and release messages handed over because of it."""
+        """Withdraw the credit, and release the messages that senders have handed over with it."""
         self.transport.run(receive.withdraw_credits(self.state), before_step=self.on_step)
 
 
 class TrickleDetector:
-    """Detects messages that arrive a few at a time, so that a pause can collect more of them.
+    """Detects that messages arrive a few at a time.
 
-    One call that receives or acks several messages needs less CPU time than a call for each
-    message. A single message never waits.
+    The worker then waits a little and receives several messages with one call. One call for several
+    messages needs less CPU time than one call for each message. A single message never waits.
     """
 
     def __init__(self) -> None:
         self._received_at = 0.0  # time of the last received messages
 
     def is_trickling(self, count: int) -> bool:
-        """Return whether messages arrive a few at a time, if `count` messages were received."""
+        """Return whether messages arrive a few at a time.
+
+        `count` is the number of messages that the last call received.
+        """
         now = time.monotonic()
         gap = now - self._received_at
         if count:

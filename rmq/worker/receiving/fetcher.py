@@ -1,12 +1,11 @@
 """The fetcher: one thread that receives the messages of all topics of a worker.
 
-For each slot, the fetcher knows the time at which the slot next has work. It learns this time from
-replies, from wake-ups, and from the script `next_ready`, which checks the slots of all topics in
-one command. The fetcher checks slots before it sleeps, so that Redis sends wake-ups for these
-slots. Because a wake-up can get lost, the fetcher also checks slots every POLL_S seconds. It
-usually checks all slots. But if wake-ups arrive and there are more than LOOKS slots, each check
-covers only the next LOOKS slots. The fetcher receives next from the topic that has been due for the
-longest time.
+For each slot, the fetcher knows when the slot next has a message. The fetcher learns this time from
+replies, from wake-ups, and from the script `next_ready`. The script checks the slots of all topics
+in one command. The fetcher runs the script before it sleeps, because Redis then sends wake-ups for
+the checked slots. A wake-up can get lost. So the fetcher also checks slots every POLL_S seconds. If
+a worker has more than LOOKS slots and wake-ups arrive, each check covers only the next LOOKS slots.
+If several topics have messages, the fetcher serves the topic that has waited longest.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ TIDY_S = 60.0  # time in which each slot is tidied once; with many slots, one sl
 
 
 class DueFeeds:
-    """The feeds of a fetcher, sorted by the time of their next receive.
+    """The feeds of a fetcher, sorted by the time at which each feed must receive next.
 
-    If a feed is scheduled again, its old entry stays in the heap. Only the entry whose time equals
-    `TopicFeed.next_at` is valid.
+    If you schedule a feed again, its old entry stays in the heap. An entry is valid only if its
+    time equals `TopicFeed.next_at`.
     """
 
     def __init__(self) -> None:
@@ -52,17 +51,17 @@ class DueFeeds:
         self._serial = count()
 
     def schedule(self, feed: TopicFeed) -> None:
-        """Add a feed at the time of its next receive."""
+        """Add a feed with the time at which the feed must receive next."""
         feed.next_at = feed.due_at()
         if feed.next_at < NEVER:
             heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
 
     def remove_due(self, now: float) -> tuple[TopicFeed | None, float]:
-        """Remove the feed that has been due for the longest time.
+        """Remove and return the feed that has waited longest.
 
         Returns:
-            The feed, or None if no feed is due, and the time at which the next feed is due. The
-                time is infinite if there is no feed.
+            The feed, or None if no feed must receive now, and the time at which a feed must receive
+            next. The time is infinite if there is no feed.
         """
         while self._heap:
             at, _, feed = self._heap[0]
@@ -82,7 +81,7 @@ class Fetcher:
         feeds: Feeds of all topics.
 
     Attributes:
-        last_step: Time of the last step. It shows the watchdog that the thread runs.
+        last_step: Time of the thread's last step. It tells the watchdog that the thread still runs.
     """
 
     def __init__(self, transport: Transport, feeds: Sequence[TopicFeed]) -> None:
@@ -114,7 +113,7 @@ class Fetcher:
         self._thread = threading.Thread(target=self._run, name="rmq-fetch", daemon=True)
 
     def start(self) -> None:
-        """Begin to receive."""
+        """Start to receive messages."""
         self._note_step()  # the heartbeat may have started slowly
         self._thread.start()
 
@@ -126,20 +125,23 @@ class Fetcher:
         self._listener.wake()
 
     def join(self, wait_s: float) -> None:
-        """Wait for the end of the thread, and close its connection."""
+        """Wait until the thread has ended, and close its connection."""
         if self._thread.ident is not None:
             self._thread.join(wait_s)
         if not self._thread.is_alive():
             self._listener.close_connection()
 
     def _note_freed(self, feed: TopicFeed) -> None:
-        """Record that a topic without room may have room again. Any thread may call this method."""
+        """Record that the handlers of a topic can accept deliveries again.
+
+        You may call this method from any thread.
+        """
         self._freed.append(feed)
         if self._is_waiting:
             self._listener.wake()
 
     def _note_step(self) -> None:
-        """Record for the watchdog that this thread still runs, even if Redis is slow to answer."""
+        """Tell the watchdog that this thread still runs, even if Redis answers slowly."""
         self.last_step = time.monotonic()
 
     def _run(self) -> None:
@@ -166,7 +168,7 @@ class Fetcher:
                 feed.report_lateness(is_last=True)
 
     def _do_next(self) -> None:
-        """Do the task that is due next. If no task is due, wait."""
+        """Do the next thing: receive messages, or sleep until there is work."""
         now = time.monotonic()
         while self._freed:
             feed = self._freed.popleft()
@@ -198,11 +200,11 @@ class Fetcher:
         self._receive(feed, feed.receive)
 
     def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
-        """Call the function `receive` for a topic.
+        """Call the function `receive` for a topic, and handle its errors.
 
-        An error of one topic does not delay the other topics. `receive` returns whether the slots
-        of the topic must be checked again. After messages were received from a slot, Redis sends no
-        wake-up for this slot until it is checked.
+        An error of one topic does not delay the other topics. `receive` returns whether it received
+        messages. Redis sends no more wake-ups for a slot that gave messages, so the fetcher must
+        check such a slot again.
         """
         try:
             if receive():
@@ -222,7 +224,7 @@ class Fetcher:
     # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Check slots without work, receive again for topics that had no room, and tidy slots.
+        """Check slots and topics for messages, and delete expired data.
 
         The fetcher calls this method every POLL_S seconds.
         """
@@ -251,9 +253,9 @@ class Fetcher:
         self._send_pending_follow_ups()
 
     def _send_pending_follow_ups(self) -> None:
-        """Send the pending follow-ups of topics whose next check for follow-ups is due.
+        """Send the pending follow-ups of topics.
 
-        After SWEEP_MOST_S seconds, leave the remaining topics to the next poll.
+        The method stops after SWEEP_MOST_S seconds. The next poll continues.
         """
         began = now = time.monotonic()
         for feed in sorted(self._feeds, key=lambda feed: feed.state.sweep_at):
@@ -264,7 +266,7 @@ class Fetcher:
                 now = time.monotonic()
 
     def _check_due_slots(self) -> None:
-        """Check all slots without work, or only the next LOOKS of them."""
+        """Check all slots in which no message is expected now, or the next LOOKS of these slots."""
         feeds = [feed for feed in self._feeds if feed.state.ready_at]
         slots = sum(len(feed.state.ready_at) for feed in feeds)
         looks = next_looks(self._next_check, slots) if self._has_checked_all else range(slots)
@@ -283,7 +285,7 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_again(self) -> None:
-        """Check the slots that gave messages, so that Redis sends wake-ups for them again."""
+        """Check the slots that gave messages. Redis then sends wake-ups for them again."""
         feeds = list(self._unchecked)
         for feed in feeds:
             feed.follow_slots()
@@ -296,7 +298,7 @@ class Fetcher:
             self._check(feeds)
 
     def _check(self, feeds: Sequence[TopicFeed]) -> None:
-        """Check when slots next have work. Redis then sends wake-ups for these slots."""
+        """Ask Redis when slots next have a message. Redis then sends wake-ups for these slots."""
         now = self._checked_at = time.monotonic()
         places = [
             (feed, index)
@@ -312,11 +314,11 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
-        """Check slots with one command.
+        """Ask Redis with one command when slots next have a message.
 
-        If the master node of these slots cannot be reached, no error is raised, because it would
-        delay all other slots. The next call that receives from these slots reports the outage. If
-        Redis refuses a topic, the slots of the other topics are checked again.
+        If the master node of the slots cannot be reached, the method raises no error, because an
+        error would delay all other slots. The next receive call for these slots reports the outage.
+        If Redis refuses a topic, the method asks again for the other topics.
         """
         slots = [feed.context.slots[index] for feed, index in places]
         are_away = False
@@ -347,7 +349,7 @@ class Fetcher:
     def _listen(self, seconds: float) -> None:
         """Wait for published messages, and record them.
 
-        A feed also calls this method when it withdraws its credit for hand-overs.
+        A feed also calls this method when it stops accepting hand-overs.
         """
         self._listened_at = time.monotonic()
         for channel, payload in self._listener.wait(seconds):
@@ -388,10 +390,10 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot: remove data that has expired.
+        """Delete expired data of one slot.
 
-        Repeated calls go through the slots of all topics one after another. If expired data remains
-        in a slot, the next call tidies the same slot again.
+        Each call continues with the next slot. If a slot still has expired data, the next call
+        continues with the same slot.
         """
         slots = [keys for feed in self._feeds if feed.state.ready_at for keys in feed.context.slots]
         if not slots:

@@ -1,4 +1,4 @@
-"""The event loop of async handlers: its thread, its tasks, and a check that it is not blocked."""
+"""The event loop of async handlers, with its thread, its tasks, and a check for blocking code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ current_work: contextvars.ContextVar[Any] = contextvars.ContextVar("rmq_work", d
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Call a function in an event loop, from any thread. If the loop is closed, do nothing."""
+    """Call a function in an event loop. You may call this from any thread.
+
+    If the loop is closed, do nothing.
+    """
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *args)
 
@@ -28,8 +31,7 @@ class EventLoopThread:
     """An event loop in its own thread. When it ends, it cancels its tasks as `asyncio.run` does.
 
     Only `stop` ends this loop. An ordinary loop also ends after `sys.exit()` in a task or a
-    callback, or after `loop.stop()`. This loop then continues, and its other tasks are not
-    interrupted.
+    callback, or after `loop.stop()`. After these calls, this loop continues with its other tasks.
     """
 
     def __init__(self) -> None:
@@ -65,21 +67,22 @@ class EventLoopThread:
 class GuardedTask(asyncio.Task[None]):
     """A task of the worker that the code of other handlers cannot cancel.
 
-    All handlers share a loop, so a handler could cancel the tasks of other handlers. Tasks and
-    callbacks that a handler starts inherit the context of the handler. From this context, a guarded
-    task knows which handler's code tries to cancel it. An idle task ignores the attempt. A busy
-    task is interrupted, and `is_interrupted` is True. Its own handler has then not failed.
+    All handlers share one event loop, so a handler could cancel the tasks of other handlers. Tasks
+    and callbacks that a handler starts inherit the handler's context variables. From these
+    variables, a guarded task knows whose code tries to cancel the task. A guarded task without work
+    ignores the attempt. A guarded task with work is cancelled, and `is_interrupted` becomes true.
+    The delivery then does not count as failed.
 
     Attributes:
-        work: Work that the task runs, or None if it is idle.
-        is_interrupted: Whether another handler's code has interrupted the task.
+        work: Work that the task runs, or None if it has no work.
+        is_interrupted: Whether the code of another handler has cancelled the task.
     """
 
     work: Any = None
     is_interrupted = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the task if the caller may cancel it. Return whether it is cancelled."""
+        """Cancel the task if the caller may cancel it. Return whether the task is cancelled."""
         by = current_work.get()
         if by is not None and by is not self.work:
             if self.work is None:
@@ -89,7 +92,7 @@ class GuardedTask(asyncio.Task[None]):
 
 
 class LoopHeartbeat:
-    """Measures how long an event loop has been blocked, so that other threads can see it."""
+    """Measures for how long an event loop has been blocked. Other threads can read the result."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,9 +1,9 @@
-"""Executors: threads, or tasks of an event loop, in which all handlers of a process run.
+"""Executors run the handlers of a process in threads, or in tasks of an event loop.
 
-Each handler has a work queue. An executor has one limit for all work queues. A thread or task runs
-at most `weight` work items of one queue. Then it serves the next waiting queue, so that no handler
-blocks the others. Threads and tasks are started when they are needed. If a handler sets context
-variables, the next handler does not see these variables.
+Each handler has a work queue. An executor has one limit for all work queues. A thread or a task
+takes at most `weight` items from a work queue. It then serves the next queue, so that no handler
+blocks the others. The executor starts threads and tasks when they are needed. If a handler sets
+context variables, the next handler does not see them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WorkQueue:
 
     Args:
         run: Function that runs one work item. For tasks it is a coroutine function.
-        on_error: Function that is called with a work item and the error that `run` raised.
+        on_error: Function that the executor calls with a work item and the error that `run` raised.
         concurrency: Maximum number of work items that run at the same time.
         weight: Number of work items that a thread or task runs before it serves another queue.
 
@@ -56,7 +56,7 @@ class WorkQueue:
         self.permits = 0
 
     def withdraw(self) -> list[Work]:
-        """Remove and return the work items that have not begun."""
+        """Remove the work items that have not begun, and return them."""
         works: list[Work] = []
         while True:
             try:
@@ -65,7 +65,7 @@ class WorkQueue:
                 return works
 
     def report(self, work: Work, error: BaseException) -> None:
-        """Report work that raised an error. If the report fails, log this second error."""
+        """Report work that raised an error. If the report itself fails, log the second error."""
         try:
             self.on_error(work, error)
         except Exception:
@@ -79,7 +79,7 @@ class ThreadExecutor:
         limit: Maximum number of threads.
 
     Attributes:
-        error: Reason why no more threads can be started now, or "" if threads can be started.
+        error: Reason why the executor cannot start more threads now, or "" if it can start threads.
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,7 +105,6 @@ class ThreadExecutor:
                 self._start_threads(missing)
 
     def _start_threads(self, count: int) -> None:
-        """Start the needed threads. The next `put` tries again if the system refuses."""
         try:
             for _ in range(count):
                 name = f"rmq-run-{len(self._threads)}"
@@ -124,7 +123,6 @@ class ThreadExecutor:
             self._run_work_queue(work_queue)
 
     def _run_work_queue(self, work_queue: WorkQueue) -> None:
-        """Run the work of a queue until it is empty, or another queue waits for a thread."""
         ready, run, left = work_queue.ready, work_queue.run, work_queue.weight
         while True:
             try:
@@ -148,7 +146,7 @@ class ThreadExecutor:
                     return
 
     def close(self) -> None:
-        """Accept no more work."""
+        """Stop accepting work."""
         for _ in self._threads:
             self._assigned.put(None)
 
@@ -160,11 +158,13 @@ class ThreadExecutor:
         return not any(thread.is_alive() for thread in self._threads)
 
     def cancel(self, wait_s: float) -> None:
-        """Do nothing, because a thread cannot be cancelled. Daemon threads end with the process."""
+        """Do nothing, because a thread cannot be cancelled. The threads end with the process."""
 
 
 class TaskExecutor:
-    """Runs the work of async handlers in tasks of one event loop. The loop may run in any thread.
+    """Runs the work of async handlers in tasks of one event loop.
+
+    The loop may run in any thread.
 
     Args:
         limit: Maximum number of tasks.
@@ -186,7 +186,7 @@ class TaskExecutor:
     def put(self, work_queue: WorkQueue, works: Sequence[Work]) -> None:
         """Add work items to a work queue.
 
-        Call this method in any thread except the thread of the loop.
+        You may call this method from any thread except the thread of the loop.
         """
         work_queue.ready.extend(works)
         call_in(self._loop, self._assign, work_queue, len(works))
@@ -233,11 +233,11 @@ class TaskExecutor:
                 await waiter
 
     async def _run_work_queue(self, work_queue: WorkQueue, before: contextvars.Context) -> bool:
-        """Run the work of a queue until it is empty, or another queue waits for a task.
+        """Run the work of a queue until it is empty, or until another queue waits for a task.
 
         Returns:
-            False if the task must be replaced, because a handler has set a context variable or has
-            cancelled the task.
+            False if a new task must replace this task, because a handler has set a context variable
+            or has cancelled the task.
         """
         task: Any = asyncio.current_task()
         ready, left, done = work_queue.ready, work_queue.weight, 0
@@ -270,7 +270,7 @@ class TaskExecutor:
         self._wake(len(self._idle))
 
     def close(self) -> None:
-        """Accept no more work."""
+        """Stop accepting work."""
         call_in(self._loop, self._close)
 
     def join(self, wait_s: float) -> bool:
@@ -298,7 +298,7 @@ Executor = ThreadExecutor | TaskExecutor
 def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:
     """Return whether every context variable still has the same object as before.
 
-    The objects are compared with `is`, because == returns no bool for arrays and SQL expressions.
+    The function compares with `is`. For arrays and SQL expressions, `==` does not return a bool.
     """
     return len(now) == len(before) and all(
         before.get(variable, _UNSET) is value for variable, value in now.items()

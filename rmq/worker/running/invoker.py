@@ -1,7 +1,7 @@
 """Call a handler for one delivery or a batch, and decide how each delivery is settled.
 
-A decision is a `Disposition`, and the settler carries it out. `PlainInvoker` is generated from
-`AsyncInvoker`. `CancellableInvoker` also ends the call of an async handler at its `max_runtime`.
+The result is a `Disposition`, and the settler settles the delivery. `PlainInvoker` is generated
+from `AsyncInvoker`. `CancellableInvoker` also cancels an async handler after its `max_runtime`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class AsyncInvoker(InvokerBase):
     """Runs one handler, with its claims, interceptor hooks, middleware and dependencies.
 
     Attributes:
-        run: Function that runs the handler for one delivery, and returns how to settle the
-            delivery.
+        run: Function that runs the handler for one delivery. It returns how to settle the delivery.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -63,10 +62,6 @@ class AsyncInvoker(InvokerBase):
         return disposition
 
     async def _run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler inside interceptor hooks, middleware and dependencies.
-
-        The error that the handler raised decides how the delivery is settled.
-        """
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             await call_hooks_async(self.hooks.before_handle, shown)
@@ -112,7 +107,6 @@ class AsyncInvoker(InvokerBase):
     async def _raised_by(
         self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Await a call, and return the error that it raised, or None."""
         try:
             await call()
         except BaseException as error:  # sys.exit() in a handler is a failure
@@ -120,7 +114,6 @@ class AsyncInvoker(InvokerBase):
         return None
 
     async def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the handler's return value, and add it and its follow-ups to the delivery."""
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
             self.dispositions.keep_result(delivery, returned)
@@ -137,9 +130,9 @@ class AsyncInvoker(InvokerBase):
                 await run(verbs.then(delivery, topic, out))
 
     async def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
-        """Encode the follow-up messages of a rejected message.
+        """Prepare the follow-up messages of a rejected message.
 
-        If these messages cannot be sent, the delivery fails.
+        If the follow-up messages cannot be sent, the delivery fails.
         """
         if not disposition.then:
             return disposition
@@ -190,9 +183,9 @@ class AsyncInvoker(InvokerBase):
 
 
 class CancellableInvoker(AsyncInvoker):
-    """Cancels an async handler at its `max_runtime`, or when its delivery is cancelled.
+    """Cancels an async handler after its `max_runtime`, or when its message is cancelled.
 
-    The watchdog checks the `max_runtime` of plain handlers.
+    For plain handlers, the watchdog checks the `max_runtime`.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -202,7 +195,6 @@ class CancellableInvoker(AsyncInvoker):
     async def _raised_by(
         self, call: AsyncCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Await a call within the shortest `max_runtime`. Return the error that it raised."""
         limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
         seconds = min((limit for limit in limits if limit is not None), default=None)
         task: Any = None  # None: no request to cancel interrupts the call
@@ -225,9 +217,9 @@ class CancellableInvoker(AsyncInvoker):
         return None
 
     def interrupt(self, delivery: InnerDelivery) -> None:
-        """Cancel the task that runs the handler for a delivery, if there is one.
+        """Cancel the task that runs the handler for a delivery, if there is such a task.
 
-        Any thread may call this method. Set the `cancelled` event of the delivery before the call.
+        You may call this method from any thread. Set the `cancelled` event of the delivery first.
         """
         task = self._tasks.get(delivery)
         if task is not None:
@@ -240,9 +232,9 @@ class CancellableInvoker(AsyncInvoker):
 
 
 async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
-    """Await a call for at most `seconds`, and return an error if the call took longer.
+    """Await a call for at most `seconds` seconds, and return an error if the call took longer.
 
-    The error is returned even if the call returned a result in spite of its cancellation.
+    The function returns the error even if the call ignored its cancellation and returned a result.
     """
     limit = asyncio.timeout(seconds)
     try:
@@ -264,7 +256,7 @@ class TopicInvokers:
         handlers: Handlers of the topic.
 
     Attributes:
-        unhandled: Decides how to settle deliveries without a handler.
+        unhandled: Object that decides how to settle deliveries without a handler.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -282,7 +274,7 @@ class TopicInvokers:
         return None if handler is None else self._by_handler[handler]
 
     def disposition_of_overrun(self, delivery: InnerDelivery, max_runtime_s: float) -> Disposition:
-        """Decide how to settle a delivery whose handler exceeded its `max_runtime`."""
+        """Decide how to settle a delivery whose handler has exceeded its `max_runtime`."""
         invoker = self.invoker_for(delivery)
         assert invoker is not None  # a delivery without a handler has no limit
         disposition = invoker.dispositions.of_overrun(delivery, max_runtime_s)
@@ -296,5 +288,5 @@ class TopicInvokers:
 
 
 def invoker_class(handler: Handler) -> type[PlainInvoker] | type[CancellableInvoker]:
-    """Return the invoker class for a handler: cancellable if the handler is async."""
+    """Return the invoker class for a handler. Only async handlers can be cancelled."""
     return CancellableInvoker if handler.is_async else PlainInvoker

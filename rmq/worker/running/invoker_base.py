@@ -1,4 +1,4 @@
-"""Base class of the invokers: it keeps claims, and ends processes that a handler has forked."""
+"""Base class of the invokers. It keeps claims, and ends processes that a handler has forked."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ AsyncRun = Callable[[InnerDelivery], Awaitable[Disposition]]
 
 
 class InvokerBase:
-    """A handler with its claims, its middleware and the interceptors around it.
+    """A handler with its claims, its middleware and its interceptors.
 
     Args:
         handler: The handler.
         show: Function that creates the object which the handler gets for a delivery.
         hooks: Methods of interceptors that run around the handler.
-        claims: Claims of the handler, if it has claims.
-        process_values: Values of the dependencies and lifespans of this process. They are filled in
-            before the first call of the handler.
-        is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
+        claims: Claims of the handler, or None if the handler uses no claims.
+        process_values: Values that dependencies and lifespans have in this process. The worker
+            fills them in before it first calls the handler.
+        is_stopping: Function that returns whether the worker is stopping.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class InvokerBase:
         self._is_shown = bool(hooked or handler.takes != "b")  # otherwise the delivery is not used
 
     def _call(self, delivery: InnerDelivery | None, /, *arguments: Any, **filled: Any) -> Any:
-        """Call the handler, and await it if it is async. `delivery` is None for a batch."""
         raise NotImplementedError
 
     def _end_fork(self) -> None:
         """End a process that the handler has forked.
 
-        Otherwise it would continue as a copy of this worker. Before its end, the process logs an
-        error. If another thread was logging during the fork, the lock of a log stream can be locked
-        forever in the forked process. So the process also ends if the log call does not return.
+        Without this method, the process would continue as a copy of this worker. Before its end,
+        the process logs an error. The log call can hang, because a lock that another thread held
+        during the fork stays locked forever. So the process also ends if the log call does not
+        return.
         """
         faulthandler.dump_traceback_later(FORK_LOG_S, exit=True, file=STDERR)
         log.error(
@@ -84,9 +84,9 @@ class InvokerBase:
 
     @contextmanager
     def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
-        """Keep the claims of deliveries up to date while their handler runs.
+        """Keep the claims of deliveries while their handler runs.
 
-        The context manager yields a set. The caller adds each delivery whose work is done to this
+        The context manager yields a set. The caller adds each delivery whose work is done to the
         set.
         """
         done: set[InnerDelivery] = set()

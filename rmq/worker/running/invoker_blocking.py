@@ -33,8 +33,7 @@ class PlainInvoker(InvokerBase):
     """Runs one handler, with its claims, interceptor hooks, middleware and dependencies.
 
     Attributes:
-        run: Function that runs the handler for one delivery, and returns how to settle the
-            delivery.
+        run: Function that runs the handler for one delivery. It returns how to settle the delivery.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -51,10 +50,6 @@ class PlainInvoker(InvokerBase):
         return disposition
 
     def _run(self, delivery: InnerDelivery) -> Disposition:
-        """Run the handler inside interceptor hooks, middleware and dependencies.
-
-        The error that the handler raised decides how the delivery is settled.
-        """
         shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             call_hooks(self.hooks.before_handle, shown)
@@ -98,7 +93,6 @@ class PlainInvoker(InvokerBase):
     def _raised_by(
         self, call: PlainCall, deliveries: Sequence[InnerDelivery] = ()
     ) -> BaseException | None:
-        """Await a call, and return the error that it raised, or None."""
         try:
             call()
         except BaseException as error:  # sys.exit() in a handler is a failure
@@ -106,7 +100,6 @@ class PlainInvoker(InvokerBase):
         return None
 
     def _use_returned(self, delivery: InnerDelivery | None, returned: object) -> None:
-        """Check the handler's return value, and add it and its follow-ups to the delivery."""
         self.dispositions.check_returned(returned)
         if delivery is not None and delivery.keeps_result:
             self.dispositions.keep_result(delivery, returned)
@@ -123,9 +116,9 @@ class PlainInvoker(InvokerBase):
                 run(verbs.then(delivery, topic, out))
 
     def with_then(self, delivery: InnerDelivery, disposition: Disposition) -> Disposition:
-        """Encode the follow-up messages of a rejected message.
+        """Prepare the follow-up messages of a rejected message.
 
-        If these messages cannot be sent, the delivery fails.
+        If the follow-up messages cannot be sent, the delivery fails.
         """
         if not disposition.then:
             return disposition

@@ -15,8 +15,8 @@ class RuntimeLimit(NamedTuple):
 
     Attributes:
         until: Monotonic time at which the delivery exceeds its limit.
-        max_runtime_s: `max_runtime` of the delivery, seconds.
-        rest: Deliveries that wait behind this delivery in an ordered batch.
+        max_runtime_s: `max_runtime` of the delivery in seconds.
+        rest: The next deliveries of the same ordered batch.
     """
 
     until: float
@@ -29,7 +29,7 @@ class RuntimeLimits:
 
     Attributes:
         running: Limits of running deliveries, by delivery.
-        overrun: Deliveries beyond their limit, which are settled although their handler still runs.
+        overrun: Deliveries beyond their limit. They are settled, although their handlers still run.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class RuntimeLimits:
             return is_overrun
 
     def next_limit(self) -> float:
-        """Return when the next delivery exceeds its limit, or infinity without any limit."""
+        """Return when the next delivery exceeds its limit, or infinity if there is no limit."""
         return min((limit.until for limit in list(self.running.values())), default=float("inf"))
 
     def find_overruns(self, now: float) -> Iterator[Report]:
-        """Yield one report for each delivery that has newly exceeded its limit."""
+        """Yield a report for each delivery that has exceeded its limit since the last call."""
         for delivery, limit in list(self.running.items()):
             if now < limit.until:
                 continue

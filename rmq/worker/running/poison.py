@@ -12,29 +12,32 @@ WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # wait before a delayed suspect is tried 
 
 
 class PoisonSuspects:
-    """Decides which suspects may run at the same time in one process.
+    """Decides which possible poison messages may run at the same time in one process.
 
-    A suspect is a message whose last deliveries ended with an expired lease. Such a message may
-    have killed its worker process. If all suspects ran at the same time, a single poison message
-    would cost each of them a delivery. If all suspects ran one by one, hundreds of harmless
-    suspects would take minutes. There can be hundreds after a machine has failed twice. So one
-    suspect runs at first. Each suspect that ends without killing the process allows more suspects
-    at the same time. A suspect that was delivered more often must wait for more of the other
-    suspects. If a suspect has no remaining retry, it runs alone in the process, because it would
-    become a dead letter if another message killed the process.
+    A possible poison message, or "suspect", is a message whose last deliveries ended with an
+    expired lease. Such a message may have killed its worker process. If all suspects ran at the
+    same time, one poison message would cost each suspect a delivery. If only one suspect ran at a
+    time, hundreds of harmless suspects would take minutes. A machine that fails twice can leave
+    hundreds of suspects.
+
+    So RMQ begins with one suspect. Each suspect that ends without killing the process allows more
+    suspects at the same time. The more deliveries a suspect has had, the more of the other suspects
+    must end first. A suspect without a remaining retry runs alone in the process. Otherwise it
+    would become a dead letter if another message killed the process.
 
     Guarantee:
-        A message that kills its process within ALONE_S becomes a dead letter when its retries are
-        used up. No other message becomes a dead letter because of this poison message.
+        A message that kills its process within ALONE_S seconds becomes a dead letter when its
+        retries are used up. No other message becomes a dead letter because of this poison message.
 
-        Because of a poison message, a harmless message can lose two deliveries before it becomes a
-        suspect. It loses a third delivery only if 2 suspects have ended in the same process without
-        killing the process. It loses a fourth delivery only after 4 suspects, and a fifth only
-        after 8. So among n suspects, a message loses at most log2(n) further deliveries.
+        A poison message can cost a harmless message two deliveries before the harmless message
+        becomes a suspect. The harmless message loses a third delivery only if 2 suspects have ended
+        in the same process without killing the process. It loses a fourth delivery only after 4
+        such suspects, and a fifth delivery only after 8. With n suspects, a message loses at most
+        log2(n) more deliveries.
 
     Attributes:
-        running: Suspects that run or are about to run, each with the number of its delivery and the
-            time of its start.
+        running: Suspects that run or will run soon. For each suspect, it has the number of the
+            delivery and the start time.
     """
 
     def __init__(self) -> None:
@@ -47,16 +50,17 @@ class PoisonSuspects:
     def watch(self, running: dict[Any, float]) -> None:
         """Let `is_quiet` wait for the runs of one handler.
 
-        `running` has the start time of each run.
+        `running` is a dict with the start time of each run.
         """
         self._all_running.append(running)
 
     def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
-        """Admit a suspect (a message that may kill this process) if it may run now.
+        """Return whether a possible poison message may run now.
 
-        Return False if the suspect must wait for other suspects. `is_last` says whether the suspect
-        has no remaining retry. After the admission of such a suspect, no other delivery may begin.
-        The caller then waits until `is_quiet` returns True, and calls `begin_alone`.
+        If the result is false, the message must wait for other possible poison messages. `is_last`
+        says whether the message has no remaining retry. If such a message may run, no other
+        delivery may begin. The caller then waits until `is_quiet` returns True, and calls
+        `begin_alone`.
         """
         now = time.monotonic()
         with self._lock:
@@ -72,7 +76,7 @@ class PoisonSuspects:
         return True
 
     def begin_alone(self, delivery: Any) -> None:
-        """Record that a suspect (a message that may kill this process) begins to run alone."""
+        """Record that a possible poison message begins to run alone."""
         with self._lock:
             self.running[delivery] = self.running[delivery][0], time.monotonic()
 
@@ -80,10 +84,9 @@ class PoisonSuspects:
         return self._alone is not None and now - self.running[self._alone][1] < ALONE_S
 
     def must_wait(self, delivery: Any = None) -> bool:
-        """Return whether a delivery must wait for a suspect that runs alone.
+        """Return whether a delivery must wait because a possible poison message runs alone.
 
-        A suspect is a message that may kill this process. It runs alone if it has no remaining
-        retry.
+        A possible poison message runs alone if it has no remaining retry.
         """
         if self._alone is None:
             return False
@@ -91,12 +94,12 @@ class PoisonSuspects:
             return delivery is not self._alone and self._is_alone(time.monotonic())
 
     def is_quiet(self) -> bool:
-        """Return whether a suspect (a message that may kill this process) may begin to run alone.
+        """Return whether a possible poison message may now begin to run alone.
 
-        A suspect without a remaining retry must run alone. It may begin when all other runs have
-        ended, or have lasted for ALONE_S without killing the process. A suspect that has waited for
-        ALONE_S begins in any case, because a long ordered batch, or a handler that ignores its
-        cancellation, could delay it forever.
+        The message may begin when all other runs have ended. Runs that have lasted for ALONE_S
+        seconds do not count, because they have not killed the process in this time. A message that
+        has waited for ALONE_S seconds may begin in any case. Otherwise a long ordered batch, or a
+        handler that ignores its cancellation, could delay the message forever.
         """
         now = time.monotonic()
         if self._alone is not None and not self.must_wait():
@@ -108,10 +111,10 @@ class PoisonSuspects:
         )
 
     def end(self, delivery: Any, is_harmless: bool = True) -> None:
-        """Record that a suspect, a message that could have killed this process, has ended.
+        """Record that a possible poison message has ended.
 
-        If `is_harmless` is true, the suspect has run without killing the process, so more suspects
-        may run at the same time.
+        If `is_harmless` is true, the message has run without killing the process. More such
+        messages may then run at the same time.
         """
         with self._lock:
             if self.running.pop(delivery, None) is not None:
@@ -120,9 +123,9 @@ class PoisonSuspects:
                     self._alone = None
 
     def wait_s(self) -> float:
-        """Return how long a suspect (a message that may kill this process) waits before its retry.
+        """Return how many seconds a possible poison message waits before its retry.
 
-        The wait equals the run time of the oldest suspect.
+        The wait is as long as the run time of the possible poison message that started first.
         """
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]

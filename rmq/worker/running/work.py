@@ -1,4 +1,4 @@
-"""The work of one handler: begin it, run it, and report its result to the settler.
+"""Begins and runs the work of one handler, and reports each result to the settler.
 
 An executor calls this code in a thread or a task. An invoker calls the handler, and decides how
 each delivery is settled.
@@ -34,14 +34,14 @@ CANCEL_S = 1.0  # time for a task to end after it was cancelled at its limit
 
 
 class RunTimes:
-    """The times of one handler's runs, by the monotonic clock.
+    """The run times of one handler.
 
     Args:
         concurrency: Maximum number of runs at the same time.
 
     Attributes:
-        running: Time at which each run began. The key is the first delivery of the run.
-        mean: Mean run time in seconds. It is negative if no run has ended.
+        running: Monotonic time at which each run began. The key is the first delivery of the run.
+        mean: Mean run time in seconds. The value is negative until a run has ended.
         busy_s: Sum of all run times in seconds. If two runs end at the same time, the time of one
             run may be missing.
     """
@@ -54,7 +54,7 @@ class RunTimes:
         self._ended_at = 0.0  # last end of a run
 
     def end(self, run: Any) -> bool:
-        """Record that a run has ended. Return False if the run had never begun."""
+        """Record that a run has ended. Return False if the run never began."""
         began = self.running.pop(run, None)
         if began is None:
             return False
@@ -80,9 +80,9 @@ class HandlerWork:
         invoker: Invoker of the handler.
         invokers: Invokers of all handlers of the topic. In an ordered batch, the messages of all
             handlers run in one sequence.
-        settler: Settler that gets a report for each delivery.
-        is_stopping: Whether the worker is stopping.
-        suspects: Suspects of this process: messages that may have killed their process before.
+        settler: Settler that settles the deliveries.
+        is_stopping: Function that returns whether the worker is stopping.
+        suspects: The possible poison messages of this process.
 
     Attributes:
         limits: Time limits of the running deliveries.
@@ -145,7 +145,10 @@ class HandlerWork:
             return await invoker.with_then(delivery, disposition)
 
     def _may_run(self, delivery: InnerDelivery) -> bool:
-        """Return whether a delivery may begin. If it may not begin, report how to settle it."""
+        """Return whether a delivery may begin.
+
+        If the delivery may not begin, the method also tells the settler how to settle it.
+        """
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
             self._tracker.stop_renewing([delivery])
@@ -165,15 +168,13 @@ class HandlerWork:
     def _begin(
         self, batch: list[InnerDelivery], margin_s: float = 0.0, rest: Sequence[InnerDelivery] = ()
     ) -> list[InnerDelivery]:
-        """Begin a run of the handler, and return its deliveries.
-
-        Deliveries that may not begin are reported.
+        """Begin a run of the handler, and return the deliveries that may run.
 
         Args:
-            batch: Deliveries for this run. The first delivery that may begin identifies the run.
-            margin_s: Time that is added to the limit of a task, so that the task's own timer
-                cancels the handler before this limit.
-            rest: Deliveries that wait behind this delivery in an ordered batch.
+            batch: Deliveries for this run. The first delivery that may run identifies the run.
+            margin_s: Number of seconds that are added to the time limit of a task. The timer of the
+                task itself then cancels the handler before this limit.
+            rest: The next deliveries of the same ordered batch.
         """
         ready = [delivery for delivery in batch if self._may_run(delivery)]
         if ready:
@@ -192,16 +193,15 @@ class HandlerWork:
     def _report(
         self, delivery: InnerDelivery, disposition: Disposition, rest: Sequence[InnerDelivery] = ()
     ) -> bool:
-        """Report to the settler a delivery whose run has ended, or has never begun.
+        """Tell the settler how to settle a delivery whose run has ended or has never begun.
 
         Args:
             delivery: The delivery.
-            disposition: How to settle it.
-            rest: Deliveries behind this delivery in an ordered batch that stops here.
+            disposition: How to settle the delivery.
+            rest: The next deliveries of the same ordered batch, if the batch stops here.
 
         Returns:
-            False if the run has exceeded its max_runtime. In this case all deliveries are settled
-                already.
+            False if the run has exceeded its max_runtime. The deliveries are then already settled.
         """
         if disposition is not ACK:
             disposition = _rendered(disposition)
@@ -259,9 +259,10 @@ class HandlerWork:
     def _steps_in_order(
         self, run: list[InnerDelivery], margin_s: float = 0.0
     ) -> Generator[InnerDelivery, Disposition, None]:
-        """Yield the deliveries of an ordered batch one after another, so that the caller runs them.
+        """Yield the deliveries of an ordered batch one after another.
 
-        The caller tells the generator (by `send`) how each delivery is settled.
+        The caller runs each delivery. Through `send`, the caller then tells the generator how to
+        settle the delivery.
         """
         try:
             for place, delivery in enumerate(run):
@@ -281,7 +282,6 @@ class HandlerWork:
     def _report_in_order(
         self, run: list[InnerDelivery], place: int, disposition: Disposition
     ) -> bool:
-        """Report a delivery of an ordered batch, and return whether the batch stops after it."""
         delivery = run[place]
         # Otherwise the delivery failed, or the handler settled it.
         goes_on = disposition.verb in ("ack", "reject") and delivery.state == OPEN
@@ -289,7 +289,7 @@ class HandlerWork:
         return not (goes_on and is_reported)
 
     def end_in_order(self) -> None:
-        """Record the end of an ordered batch, so that the next batch can begin."""
+        """Record that an ordered batch has ended, so that the next batch can begin."""
         with self._lock:
             self.ordered_ended += 1
         if self._topic.is_full:
@@ -298,7 +298,7 @@ class HandlerWork:
     # --- work that does not begin, or does not end ------------------------------------------------
 
     def on_error(self, work: Work, error: BaseException) -> None:
-        """Report the deliveries of a work item in which RMQ itself raised an error."""
+        """Report the deliveries of a work item as failed, because RMQ itself raised an error."""
         log.error("%s: unexpected", self.handler, exc_info=error)
         for delivery in work if isinstance(work, list) else [work]:
             self._report(delivery, Disposition("nack", None, error))
@@ -309,7 +309,7 @@ class HandlerWork:
             self._report(delivery, disposition)
 
     def report_overruns(self) -> None:
-        """Report each delivery whose handler exceeded its max_runtime as a failure."""
+        """Report each delivery whose handler has exceeded its max_runtime as failed."""
         claims = self.invoker.claims
         if claims is not None:
             claims.keep_lost()
@@ -324,15 +324,15 @@ class HandlerWork:
                 call_hook(hook, self.invoker.show(delivery))
 
     def next_limit(self) -> float:
-        """Return when the next delivery exceeds its max_runtime, or infinity without any limit."""
+        """Return when the next delivery exceeds its max_runtime, or infinity for no limit."""
         return self.limits.next_limit()
 
 
 def _rendered(disposition: Disposition) -> Disposition:
-    """Replace the error of a disposition (how to settle a delivery) by the error's text.
+    """Replace the error in a disposition by the text of the error.
 
-    Call this function before the end of the run is recorded. The conversion of a user's error to
-    text may hang, and `max_runtime` limits its time only until the end of the run.
+    The `__str__` method of a user's error can hang. So call this function before you record the end
+    of the run, because `max_runtime` still applies until then.
     """
     if isinstance(disposition.error, BaseException):
         return disposition._replace(error=failure.render(disposition.error))
@@ -342,7 +342,6 @@ def _rendered(disposition: Disposition) -> Disposition:
 def _resume(
     steps: Generator[InnerDelivery, Disposition, None], disposition: Disposition
 ) -> InnerDelivery | None:
-    """Tell an ordered batch how its delivery is settled. Return the next, or None."""
     try:
         return steps.send(disposition)
     except StopIteration:

@@ -22,15 +22,15 @@ AGAIN_S = 0.5  # pause after a call that failed
 
 
 class DetachedClaims:
-    """Keeps the claims of a handler's deliveries until the handler has ended.
+    """Keeps the claims of deliveries while their handlers run.
 
-    A claim must not end before its handler, because the same work could then begin a second time. A
-    handler can run longer than its delivery: after its `max_runtime`, after the loss of the lease,
-    or after the grace time of a stop. A thread of this process then renews the claim. When the
-    handler ends, the thread marks the claim as done or removes it. If the process ends first, the
-    claim expires, as after a crash.
+    A claim must last as long as its handler, because another worker could begin the same work
+    otherwise. A handler can run longer than its delivery lasts. This happens after the
+    `max_runtime`, when the lease is lost, and after the grace time of a stop. A thread of this
+    process then renews the claim. When the handler ends, the thread marks the claim as done or
+    removes it. If the process ends first, the claim expires, as after a crash.
 
-    Any thread may call the methods.
+    You may call the methods from any thread.
     """
 
     def __init__(self, transport: Transport, handler: Handler) -> None:
@@ -43,14 +43,14 @@ class DetachedClaims:
         self._thread: threading.Thread | None = None
 
     def begin(self, delivery: InnerDelivery) -> None:
-        """Record that the handler begins to run for a delivery."""
+        """Record that the handler of a delivery begins."""
         if delivery.claim is not None and delivery.claim.state == FIRST:
             self._running.add(delivery)
 
     def end(self, delivery: InnerDelivery, done: bool) -> None:
-        """Record that the handler has ended.
+        """Record that the handler of a delivery has ended.
 
-        `done` says whether the work is done, so that it must not be repeated.
+        `done` says whether the work is done. Done work must not be repeated.
         """
         if delivery in self._running:
             assert delivery.claim is not None
@@ -59,10 +59,10 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
-        """Keep the claims of these deliveries, or of all deliveries with None.
+        """Keep the claims of these deliveries. With None, keep the claims of all deliveries.
 
-        Only claims whose handlers still run are kept. Call this method before the deliveries are
-        released, because a release removes all other claims.
+        The method keeps only claims whose handlers still run. Call it before you release the
+        deliveries, because a release removes all other claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
@@ -144,7 +144,6 @@ class DetachedClaims:
         return True
 
     def _drop_expired(self, ended: list[InnerDelivery], error: Exception) -> None:
-        """Remove the claims of ended handlers that expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
                 self._forget(delivery)

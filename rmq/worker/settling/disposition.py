@@ -1,4 +1,7 @@
-"""Decide how a delivery is settled, from its claim, its body, and the error of its handler."""
+"""Decide how a delivery is settled.
+
+The decision depends on the claim and the body of the delivery, and on the error of the handler.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,13 @@ class Disposition(NamedTuple):
 
     Attributes:
         verb: Verb that settles the delivery.
-        wait_s: Seconds to wait before the next delivery of the message, or None to use the topic's
-            retry policy.
-        error: Error that is stored with the message.
-        kind: Reason of a rejection: "r" (the handler rejected the message), "u" (the body does not
-            fit the handler) or "n" (the message has no handler).
-        then: Follow-ups of a rejection. The invoker later encodes these follow-ups.
-        event: Key of an event that ends the wait of a released message, or empty.
+        wait_s: Number of seconds before the next delivery of the message. With None, the retry
+            policy of the topic applies.
+        error: Error that RMQ stores with the message.
+        kind: Why the message is rejected: "r" (the handler rejected the message), "u" (the body
+            does not fit the handler) or "n" (the message has no handler).
+        then: Messages to send if the message is rejected. The invoker encodes them later.
+        event: Key of an event that ends the wait of a released message, or an empty value.
     """
 
     verb: Literal["ack", "nack", "reject", "release"]
@@ -59,7 +62,7 @@ class Disposition(NamedTuple):
 
     @property
     def wait_ms(self) -> int | None:
-        """The wait before the next delivery in ms, or None to use the topic's retry policy."""
+        """Number of ms before the next delivery, or None if the topic's retry policy applies."""
         return None if self.wait_s is None else round(self.wait_s * 1000)
 
 
@@ -80,11 +83,12 @@ class Report:
     """Tells the settler that a handler has ended, and how to settle its delivery.
 
     Attributes:
-        delivery: Delivery to settle, or None to release only `rest`.
-        disposition: How to settle the delivery. If the handler exceeded its `max_runtime`, the
+        delivery: Delivery to settle, or None if only the deliveries in `rest` are to be released.
+        disposition: How to settle the delivery. If the handler has exceeded its `max_runtime`, the
             settler decides.
-        rest: Deliveries after `delivery` in an ordered batch that stops. They are released first.
-        overrun_s: The `max_runtime` in seconds that the handler has exceeded, or 0 if the handler
+        rest: The next deliveries of the same ordered batch, if the batch stops. The settler
+            releases them first.
+        overrun_s: The `max_runtime` in seconds if the handler has exceeded it, or 0 if the handler
             has ended.
     """
 
@@ -103,24 +107,23 @@ class RuntimeExceeded(RMQError):
 
 
 def runtime_exceeded(seconds: float) -> RuntimeExceeded:
-    """Return the error that is stored with a message whose handler ran too long."""
+    """Return the error that RMQ stores with a message whose handler ran too long."""
     return RuntimeExceeded(
         f"the handler was still running after max_runtime, {seconds:g} s; it counts as failed"
     )
 
 
 def acked(settled: Iterable[Settled]) -> list[InnerDelivery]:
-    """Return the settled deliveries whose verb was `ack`."""
+    """Return the deliveries that were settled with `ack`."""
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
 
 def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseException:
     """Return the error that decides how an async handler's delivery is settled.
 
-    The result may differ from the error that the handler raised. If the worker or another handler
-    cancelled the task, the message keeps its retries, even if the handler raised an error. If the
-    handler cancelled itself, this counts as a failure. Otherwise the message could be repeated
-    forever.
+    This error can differ from the error that the handler raised. If the worker or another handler
+    cancelled the task, the message keeps its retries. If the handler cancelled itself, the delivery
+    counts as failed, because the message could be repeated forever otherwise.
     """
     task: Any = asyncio.current_task()
     is_cancel = isinstance(error, asyncio.CancelledError)
@@ -137,7 +140,7 @@ def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseE
 
 
 def cancelled_run(error: BaseException) -> BaseException:
-    """Return the error for an async handler that ended after a request to cancel its delivery."""
+    """Return the error of an async handler whose message was cancelled while the handler ran."""
     if not isinstance(error, asyncio.CancelledError):
         return error
     cancelled = Cancelled("the handler was cancelled, by topic.cancel(id, running=True)")
@@ -168,7 +171,7 @@ def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseExcepti
 
 
 def without_then(error: BaseException) -> Disposition:
-    """Decide how to settle a delivery whose rejection has follow-ups that cannot be sent."""
+    """Decide how to settle a rejected delivery whose follow-ups cannot be sent."""
     if isinstance(error, Reject):  # their chain is too long
         return Disposition("reject", None, failure.text_of(error))
     return Disposition("nack", None, error)
@@ -180,7 +183,7 @@ def undecodable(error: DecodeError) -> Disposition:
 
 
 def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
-    """Return the reason of a dead letter: a text, or an error with the handler's error as cause."""
+    """Return the text or the error that RMQ stores with a rejected message."""
     reason = failure.text_of(rule)
     if rule is error:
         return reason or error.__cause__ or "rejected"
@@ -198,7 +201,7 @@ def _seconds(delay: Any) -> float:
 def outcome_of(
     delivery: InnerDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
-    """Return the outcome of a handler's run for the hooks of interceptors."""
+    """Return how a handler's run ended. Interceptors get this outcome."""
     error = None if isinstance(raised, Snooze | Cancelled) else raised
     if delivery.lost:
         return Outcome("lost", seconds, error)
@@ -208,23 +211,24 @@ def outcome_of(
 
 
 def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[InnerDelivery, Outcome]]:
-    """Yield each delivery of a batch with its outcome for the hooks of interceptors.
+    """Yield each delivery of a batch with its outcome. Interceptors get these outcomes.
 
     Args:
         results: Results of the batch.
-        started: Start of the handler, by the monotonic clock.
+        started: Monotonic time at which the handler started.
     """
     for delivery, disposition, raised in results:
         yield delivery, outcome_of(delivery, disposition, time.monotonic() - started, raised)
 
 
 class HandlerDispositions:
-    """Decides how deliveries of one handler are settled, based on their claims, bodies and errors.
+    """Decides how the deliveries of one handler are settled.
 
     Args:
         handler: The handler.
         show: Function that creates the object which the handler gets for a delivery.
-        is_stopping: Whether the worker is stopping, so that a cancelled delivery is released.
+        is_stopping: Function that returns whether the worker is stopping. The worker releases
+            deliveries that it cancels when it stops.
     """
 
     def __init__(
@@ -240,7 +244,7 @@ class HandlerDispositions:
     def by_claim(self, delivery: InnerDelivery) -> Disposition | None:
         """Decide how to settle a delivery by the state of its claim.
 
-        Return None if the handler must run.
+        If the result is None, the handler must run.
         """
         claim = delivery.claim
         if claim is None or claim.state == FIRST:
@@ -274,7 +278,7 @@ class HandlerDispositions:
     def split_by_fit(self, batch: list[InnerDelivery]) -> tuple[list[InnerDelivery], list[Result]]:
         """Separate the deliveries whose bodies do not fit the handler.
 
-        Return the other deliveries, and the results of the deliveries that do not fit.
+        Return the deliveries that fit, and the results of the other deliveries.
         """
         if self._handler.body_converter is None:
             return batch, []
@@ -291,9 +295,9 @@ class HandlerDispositions:
     # --- after the handler -----------------------------------------------------------------------
 
     def check_returned(self, returned: object) -> None:
-        """Raise an error if a handler returned an awaitable, a generator, or a list of either kind.
+        """Raise an error if a handler returned an awaitable or a generator, alone or in a list.
 
-        An awaitable or generator has not done its work yet, so the message must not be acked.
+        The work of an awaitable or a generator is not done yet, so the message must not be acked.
         """
         if isinstance(returned, Then):
             returned = returned.result
@@ -313,9 +317,10 @@ class HandlerDispositions:
                 )
 
     def keep_result(self, delivery: InnerDelivery, returned: object) -> None:
-        """Store the handler's returned value as the message's result when the delivery is acked.
+        """Keep the value that the handler returned as the result of the message.
 
-        If the value cannot be stored, log why, and store the result without a value.
+        RMQ stores the result with the ack. If the value cannot be stored, the method logs the
+        reason, and RMQ stores a result without a value.
         """
         value = returned.result if isinstance(returned, Then) else returned
         delivery.result, problem = results.encode(self._handler.context.codec, delivery, value)
@@ -325,8 +330,8 @@ class HandlerDispositions:
     def by_error(self, delivery: InnerDelivery, error: BaseException) -> Disposition:
         """Decide how to settle a delivery by the error that the handler raised.
 
-        If its message was cancelled, the delivery is released without a wait. This ends the
-        message, because every verb except ack ends a cancelled message.
+        If the message was cancelled, release the delivery without a wait. Redis then ends the
+        message, because every verb except `ack` ends a cancelled message.
         """
         if delivery.is_cancelled:
             return RELEASE

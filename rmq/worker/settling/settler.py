@@ -1,10 +1,11 @@
-"""The settlers of handlers, which settle deliveries after their handler has run, and their threads.
+"""Settle deliveries after their handlers have run.
 
 The threads of handlers report how each delivery must be settled. A few settler threads then settle
-all reported deliveries, with one call per handler and verb. The next call settles all reports that
-arrived during the last call. So when the load grows, the calls become larger, not more frequent.
+the deliveries with one call for each handler and verb. Reports that arrive during a call wait for
+the next call. So under high load, RMQ makes larger calls, not more calls.
 
-When Redis cannot be reached, the settler repeats its call until Redis answers or the worker ends.
+If Redis cannot be reached, a settler thread repeats its call until Redis answers or the worker
+ends.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class SettlerThread:
 
     Args:
         name: Name of the thread.
-        abandoned: Event that ends all pauses. After this event, no call is repeated.
+        abandoned: Event that ends all pauses. After this event, the thread repeats no call.
 
     Attributes:
         waiting: Functions that the thread calls. Each function settles the queued reports of one
             settler. None ends the thread.
-        call_began: Monotonic time at which the current call to Redis began, or 0 if there is no
-            call.
+        call_began: Monotonic time at which the current call to Redis began, or 0 if no call is
+            running.
     """
 
     def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
@@ -60,11 +61,11 @@ class SettlerThread:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the worker ends, so that failed calls to Redis are no longer repeated."""
+        """Whether the thread has stopped repeating failed calls, because the worker ends."""
         return self._abandoned.is_set()
 
     def start(self) -> None:
-        """Begin to settle."""
+        """Start to settle deliveries."""
         self._thread.start()
 
     def put_aside(self, settle: Callable[[], None]) -> None:
@@ -76,20 +77,20 @@ class SettlerThread:
         self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function when the second thread has run every function queued so far."""
+        """Call a function when the second thread has run all functions that were queued before."""
         if self._aside is None:
             call()
         else:
             self._aside.waiting.put(call)
 
     def pause(self, seconds: float) -> None:
-        """Wait before a call is repeated, or until the worker ends."""
+        """Wait for some seconds before a call is repeated, or until the worker ends."""
         self._abandoned.wait(seconds)
 
     def abandon(self) -> None:
         """Settle the queued reports, and end the thread.
 
-        If Redis cannot be reached, no call is repeated.
+        If Redis cannot be reached, the thread repeats no call.
         """
         self._abandoned.set()
         self.end()
@@ -123,15 +124,16 @@ class Settler:
 
     Args:
         handler: Handler of the deliveries.
-        topic: Topic of the handler. It can settle deliveries.
-        disposition_of_overrun: Decides how to settle a delivery whose handler exceeded
-            `max_runtime`.
-        detached_claims: Claims on business keys, if the handler makes claims.
+        topic: Topic of the handler.
+        disposition_of_overrun: Function that decides how to settle a delivery whose handler has
+            exceeded its `max_runtime`.
+        detached_claims: Claims of the handler, or None if the handler uses no claims.
         thread: Thread that calls `settle_queued`.
 
     Attributes:
         finished: Number of deliveries that were settled, lost, or given up.
-        unsettled: Number of deliveries given up at the end because Redis could not be reached.
+        unsettled: Number of deliveries that were not settled, because Redis could not be reached
+            when the worker ended.
     """
 
     def __init__(
@@ -161,9 +163,9 @@ class Settler:
 
     @property
     def claim_counts(self) -> dict[str, int]:
-        """Number of deliveries by the state of their claims.
+        """Number of deliveries whose work was already done, and whose claims were lost.
 
-        The result is empty if the handler has no middleware.
+        If the handler has no middleware, the result is empty.
         """
         if not self._handler.middleware:
             return {}
@@ -171,29 +173,32 @@ class Settler:
         return {"duplicate": self._duplicates, "claim_lost": self._claims_lost + detached}
 
     def put(self, report: Report | threading.Event) -> None:
-        """Queue a report, or an event that is set when all reports before it are settled."""
+        """Queue a report or an event.
+
+        The thread sets an event when all reports before the event are settled.
+        """
         self._reports.put(report)
         if not self._is_queued:
             self._is_queued = True
             self.thread.waiting.put(self.settle_queued)
 
     def flushed_event(self) -> threading.Event:
-        """Return an event that is set when all reports queued so far are settled."""
+        """Return an event that is set when all queued reports are settled."""
         flushed = threading.Event()
         self.put(flushed)
         return flushed
 
     def flush(self, seconds: float) -> None:
-        """Wait for at most `seconds` seconds until all reports queued so far are settled."""
+        """Wait until all queued reports are settled, for at most `seconds` seconds."""
         self.flushed_event().wait(seconds)
 
     def count_released(self, count: int) -> None:
-        """Count deliveries that were released after this settler had ended."""
+        """Count deliveries that were released after the end of this settler."""
         self.tally["release"] += count
         self.finished += count
 
     def settle_queued(self) -> None:
-        """Settle the oldest queued reports, at most one batch."""
+        """Settle the oldest queued reports. One call settles at most one batch."""
         self._is_queued = False  # first, so that the next report queues this settler again
         reports: list[Report] = []
         flushed: list[threading.Event] = []
@@ -223,9 +228,9 @@ class Settler:
             self._topic.note_freed()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
-        """Settle the remaining reports of a failed batch one by one.
+        """Settle each remaining report of a failed batch with its own call.
 
-        If a report fails again, its delivery is given up, and the lease expires.
+        If the call fails again, the settler gives up the delivery, and the lease expires.
         """
         for report in reports:
             counted = self._counted_deliveries()
@@ -251,7 +256,6 @@ class Settler:
     # --- what is settled by which verb ------------------------------------------------------------
 
     def _carry_out(self, reports: list[Report]) -> None:
-        """Settle the reported deliveries, with one call for each verb."""
         acks: list[InnerDelivery] = []
         others: list[tuple[InnerDelivery, Disposition]] = []
         stopped: list[Report] = []  # reports of ordered batches that cannot continue
@@ -331,7 +335,6 @@ class Settler:
             self._settle("release", deliveries, release)
 
     def _log_failure(self, delivery: InnerDelivery, what: str, error: failure.Error) -> None:
-        """Log a failure to settle in one line. At log level DEBUG, also log the traceback."""
         if delivery.is_cancelled:
             what = "failed after its cancellation, and is cancelled"
         text, trace = failure.render(error)
@@ -345,11 +348,11 @@ class Settler:
     def _settle(
         self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool = False
     ) -> None:
-        """Settle deliveries with `verb`, and repeat the call until Redis answers.
+        """Settle deliveries with one verb, and repeat the call until Redis answers.
 
-        Give up only deliveries that Redis refuses. If the master node of some deliveries cannot be
-        reached, another thread settles these deliveries later, so that other deliveries need not
-        wait.
+        The settler gives up only deliveries that Redis refuses. If the master node of some
+        deliveries cannot be reached, another thread settles these deliveries later. Other
+        deliveries then do not have to wait.
         """
         call = _SettleCall(verb, deliveries, flow, is_aside, left=deliveries)
         while not self._is_done(call):
@@ -368,7 +371,6 @@ class Settler:
         self._counted.append(call.deliveries)
 
     def _is_done(self, call: _SettleCall) -> bool:
-        """Try to settle the remaining deliveries. Return whether no further try is needed."""
         # An unconfirmed delivery stays, even if a late reply has shown that it is settled.
         call.left = [each for each in call.left if each.state == OPEN or each.unconfirmed]
         try:
@@ -397,7 +399,7 @@ class Settler:
         return True
 
     def _put_aside(self, call: _SettleCall) -> None:
-        """Let a second thread settle the remaining deliveries of a call when their node answers."""
+        """Let a second thread settle the remaining deliveries when their cluster node answers."""
         rest = call.split_off_open()
         call.is_answered = True
         self._counted.append(rest)
@@ -433,11 +435,11 @@ class _SettleCall:
         flow: Function that settles a list of deliveries, and returns the deliveries whose leases
             were lost.
         is_aside: Whether the call waits in another thread for the master node of its slots.
-        left: Deliveries that are not known to be settled.
+        left: Deliveries that may not be settled yet.
         lost: Deliveries whose leases were already lost when Redis ran the verb.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
-        outage: The last error of an outage of Redis, or None for no outage.
-        pause_s: Pause before the next try, seconds.
+        outage: The last error of an outage of Redis, or None if there was no outage.
+        pause_s: Number of seconds to pause before the next try.
     """
 
     verb: str
@@ -451,7 +453,6 @@ class _SettleCall:
     pause_s: float = PAUSE_S
 
     def split_off_open(self) -> list[InnerDelivery]:
-        """Remove and return the deliveries that are not settled yet."""
         is_open = {each for each in self.left if each.state == OPEN or each.unconfirmed}
         split_off = [each for each in self.left if each in is_open]
         self.deliveries = [each for each in self.deliveries if each not in is_open]
@@ -460,10 +461,6 @@ class _SettleCall:
         return split_off
 
     def next_pause_s(self) -> float:
-        """Return the pause before the next try in seconds.
-
-        Each pause is twice as long as the last.
-        """
         pause_s = self.pause_s
         self.pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)
         return pause_s

@@ -18,13 +18,13 @@ TYPES_MAX = 1000  # types that a process remembers
 
 
 class Unhandled:
-    """Decides how to settle the messages of one topic whose type has no handler in this worker.
+    """Decides how to settle messages whose type has no handler in this worker.
 
-    Another worker may have a handler for the type, so these messages are released without the loss
-    of a retry. The wait before their next delivery doubles from SHORTEST_S to LONGEST_S. The
-    messages become dead letters after the time in the topic's setting `unhandled`. But a process
-    makes such messages dead letters only if it first met their type at least KNOWN_MS ago. So after
-    a long stop of all workers, the worker with the handler has time to start.
+    Another worker may have a handler for the type. So RMQ releases these messages, and they lose no
+    retry. The wait before the next delivery doubles from SHORTEST_S to LONGEST_S. After the time in
+    the topic's setting `unhandled`, the messages become dead letters. But a process must have known
+    the type for at least KNOWN_MS before it rejects such a message. So after all workers were
+    stopped for a long time, the worker with the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
@@ -32,7 +32,7 @@ class Unhandled:
         self._met_ms: dict[str | None, int] = {}  # time of the first message of a type, epoch ms
 
     def disposition(self, delivery: InnerDelivery) -> Disposition:
-        """Decide whether to release an unhandled delivery for a while, or to reject it."""
+        """Decide whether to release a message without a handler for a while, or to reject it."""
         message_type, now_ms = delivery.type, clock.now_ms()
         met_ms = self._met_ms.get(message_type)
         if met_ms is None:
@@ -46,7 +46,10 @@ class Unhandled:
         return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
 
     def _meet(self, message_type: str | None, now_ms: int) -> int:
-        """Log a message type at its first message. Return the time of the first message."""
+        """Return when this process first received a message of this type.
+
+        The first message of a type is logged.
+        """
         if len(self._met_ms) >= TYPES_MAX:
             del self._met_ms[next(iter(self._met_ms))]
         self._met_ms[message_type] = now_ms
@@ -80,9 +83,9 @@ def _described(message_type: str | None) -> str:
 def _age_ms(delivery: InnerDelivery, now_ms: int, known_ms: int) -> int:
     """Return for how many ms a message has been due, by this machine's clock.
 
-    If the message id contains no time, return for how long this process has known the message type.
-    Message ids that are derived from a dedup key contain no time. If a test sets the clock, no
-    message id contains a time.
+    The message id normally contains the time. An id that comes from a dedup key contains no time.
+    Without a time, return for how long this process has known the message type. If a test sets the
+    clock, RMQ also ignores the time in the id.
     """
     due = delivery.due or (None if clock.now_us else delivery.id.made_at)
     return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))

@@ -1,1 +1,1 @@
-"""The supervisor starts, checks and replaces several worker processes."""
+"""The supervisor starts several worker processes, checks them, and replaces them."""

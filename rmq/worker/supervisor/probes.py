@@ -1,12 +1,13 @@
 """Probes: a small HTTP endpoint for monitoring a worker.
 
-/readyz   200 while messages are received and settled, else 503
-/livez    503 if something hangs in the process, so that a restart may help, else 200
+/readyz   200 while the worker receives and settles messages, otherwise 503
+/livez    503 if something hangs in the process and a restart may help, otherwise 200
 /metrics  metrics of prometheus_client in this process, or 404 if it is not installed
 
-During an outage of Redis, /livez is still 200, because a restart of the worker would not help.
+During an outage of Redis, /livez still returns 200, because a restart of the worker would not help.
 
-The endpoint runs in a daemon thread, uses the standard library only, and shows no data of messages.
+The endpoint runs in a daemon thread, and uses only the standard library. It shows no data of
+messages.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Probes:
-    """The HTTP endpoint of the probes. It serves from its creation to the end of the process.
+    """Serves the HTTP endpoint of the probes until the process ends.
 
     Args:
-        host, port: Address to listen on. Port 0 chooses any free port.
+        host, port: Address to listen on. With port 0, the system chooses a free port.
         health: Function that returns the health of the worker.
 
     Raises:
@@ -104,7 +105,7 @@ def _json(value: object) -> bytes:
 class Metrics:
     """The metrics of prometheus_client.
 
-    The text has the metrics of this process, or of all processes that share a directory.
+    If several processes share a directory, the metrics cover all these processes.
     """
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class Metrics:
         self.content_type: str = self._library.CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
-        """Return the metrics in the format of Prometheus."""
+        """Return the metrics as text in the format of Prometheus."""
         return bytes(self._library.generate_latest(self._registry))
 
 
@@ -135,7 +136,7 @@ class SharedMetrics:
             os.environ[MULTIPROCESS] = self._made  # for this process and its child processes
 
     def forget(self, pid: int) -> None:
-        """Remove the gauges of a process that has ended. The counters of the process stay."""
+        """Remove the gauges of a process that has ended. Its counters stay."""
         if has_prometheus():
             _prometheus("prometheus_client.multiprocess").mark_process_dead(pid)
 

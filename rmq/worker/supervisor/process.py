@@ -1,12 +1,13 @@
-"""A worker process of a supervisor: its start, its control channel, and its health.
+"""A worker process of a supervisor, with its start, its control channel and its health.
 
-Supervisor and worker have a control channel, which is a socket pair. The worker sends lines, each
-with one JSON object. It sends a line when it is ready, a line with its health and counts every
-second, and its last counts at the end. The supervisor sends single bytes: STOP, or the number of a
-second signal. A closed channel also means STOP, so the workers of a killed supervisor stop.
+The supervisor and the worker have a control channel, which is a socket pair. The worker sends lines
+with one JSON object each. The first line says that the worker is ready. Then the worker sends its
+health and its counts every second. The last line has the last counts. The supervisor sends single
+bytes: STOP, or the number of a second signal. A closed channel also means STOP. So if the
+supervisor is killed, its workers stop.
 
-STOP is not a signal, because systemd already sends SIGTERM to every process of a service. A signal
-from the supervisor would be the second SIGTERM, which ends a worker immediately.
+STOP is not a signal, because systemd already sends SIGTERM to every process of a service. A SIGTERM
+from the supervisor would be the second signal, and would end the worker immediately.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SEND_TIMEOUT_S = 5.0  # longest wait for a supervisor that does not read
 class ControlChannel:
     """The worker's end of the control channel.
 
-    If a STOP arrives before the call of `set_worker`, the process ends immediately.
+    If a STOP arrives before you call `set_worker`, the process ends immediately.
     """
 
     def __init__(self, fd: int) -> None:
@@ -53,12 +54,15 @@ class ControlChannel:
             self._socket.sendall(json.dumps(facts).encode() + b"\n")
 
     def set_worker(self, worker: Worker) -> None:
-        """Set the worker that a STOP from the supervisor ends."""
+        """Set the worker that must stop when the supervisor sends STOP."""
         with self._lock:
             self._worker = worker
 
     def report_ready(self, **facts: Any) -> None:
-        """Report that the worker is ready, and from then on its health and counts every second."""
+        """Tell the supervisor that the worker is ready.
+
+        From then on, a thread sends the health and the counts of the worker every second.
+        """
         self.send(ready=facts)
         threading.Thread(target=self._report, name="rmq-report", daemon=True).start()
 
@@ -102,7 +106,7 @@ Counts = dict[str, dict[str, int]]
 
 
 class WorkerProcess:
-    """A worker process. If the process ends, this object starts and describes its successor."""
+    """A worker process. If the process ends, this object can start the process again."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,10 +1,12 @@
-"""The supervisor: runs several worker processes, and restarts them if they die or code changes.
+"""The supervisor runs several worker processes.
 
-Each process is a separate program that imports the handlers itself; nothing is forked or pickled. A
-handler that kills its process interrupts only the work in that process.
+The supervisor restarts processes that die, and all processes when the code changes. Each process is
+a separate program that imports the handlers itself. Nothing is forked or pickled. If a handler
+kills its process, only the work of this process is interrupted.
 
-The first process starts alone. The other processes start when it is ready. So a module that cannot
-be imported fails only once. The supervisor then ends with the exit code of the first process.
+The first process starts alone. The supervisor starts the other processes when the first process is
+ready. So if a module cannot be imported, only one process fails. The supervisor then ends with the
+exit code of this process.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ PAUSE_S, PAUSE_MOST_S = 0.5, 30.0
 
 
 def exit_code(code: int) -> int:
-    """Return a process's exit code as a shell shows it: 128 + n if signal n ended the process."""
+    """Return the exit code of a process as a shell shows it.
+
+    If signal n ended the process, the exit code is 128 + n.
+    """
     return 128 - code if code < 0 else code
 
 
@@ -50,7 +55,7 @@ def add_counts(
 ) -> None:
     """Add the counts in `more` to the counts in `total`.
 
-    Add the number of deliveries in flight only if `in_flight` is true.
+    The function adds the number of deliveries in flight only if `in_flight` is true.
     """
     for topic, counts in more.items():
         mine = total.setdefault(topic, {})
@@ -65,11 +70,11 @@ class Supervisor:
         command: Command of one process. `--control-fd FD` is appended to it.
         count: Number of processes.
         env: Environment of the processes, or None for the environment of this process.
-        is_watched: Whether `changed` will be called when code changes. If true, a process that
+        is_watched: Whether your program calls `changed` when code changes. If true, a process that
             cannot start waits for the next call of `changed`.
-        on_ready: Function that is called when the first process is ready, at the start and after
-            each change of the code. Its argument is the report of the process.
-        on_end: Function that is called with the pid of a process that has ended.
+        on_ready: Function that the supervisor calls when the first process is ready, after the
+            start and after each change of the code. The argument is the report of the process.
+        on_end: Function that the supervisor calls with the pid of each process that has ended.
     """
 
     def __init__(
@@ -103,7 +108,7 @@ class Supervisor:
     # --- for the program -------------------------------------------------------------------------
 
     def changed(self, what: str) -> None:
-        """Restart all processes, because the code has changed. Any thread may call it."""
+        """Restart all processes because the code has changed. You may call this from any thread."""
         self._changes.append(what)
         with contextlib.suppress(OSError):
             self._wakeup_write.send(b"\0")
@@ -117,7 +122,7 @@ class Supervisor:
         )
 
     def counts(self) -> Counts:
-        """Return the sum of the counts of all processes, including processes that have ended."""
+        """Return the total counts of all processes, including processes that have ended."""
         total: Counts = {}
         for counts in [self._ended_counts, *(process.counts for process in self.processes)]:
             add_counts(total, counts)
@@ -126,7 +131,7 @@ class Supervisor:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run the processes until a signal arrives. Return the largest exit code."""
+        """Run the processes until a signal arrives. Return the largest exit code of a process."""
         with handling(STOPPING, self._on_signal):
             wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
             try:
@@ -177,7 +182,6 @@ class Supervisor:
             process.counts = facts["counts"]
 
     def _handle_requests(self) -> None:
-        """Handle signals that have arrived, and reported changes of the code."""
         while self._signals:
             self._stop_requests += 1
             number, first = self._signals.pop(0), not self._stopping
