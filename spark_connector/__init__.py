@@ -1,11 +1,11 @@
-"""Use RMQ from Spark with `format("rmq")`: read and write batches and streams.
+"""Use RMQ from Spark with `format("rmq")`. You can read and write batches and streams.
 
     from spark_connector import RmqDataSource
 
     spark.dataSource.register(RmqDataSource)
 
-The package uses only RMQ's public API. It needs `rmq[spark]`: PySpark 4.0 or later, and pyarrow.
-Options and guarantees are in docs/spark.md.
+The package uses only RMQ's public API. It needs `rmq[spark]`, PySpark 4.0 or later, and pyarrow.
+docs/spark.md describes the options and the guarantees.
 """
 
 from __future__ import annotations

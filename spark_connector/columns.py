@@ -1,4 +1,4 @@
-"""Convert the rows of a write to messages, and check their columns.
+"""Convert the rows of a write to messages, and check the columns of the rows.
 
 This module does not use Redis.
 """
@@ -39,7 +39,7 @@ WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Column(NamedTuple):
-    """A column that a write accepts: the message field that it fills, and its possible types."""
+    """A column that you can write, with the message field that it fills and its possible types."""
 
     field: str
     types: tuple[type[DataType], ...]
@@ -76,7 +76,7 @@ _DEFAULTS = {field.name: field.default for field in fields(Outgoing)}
 
 
 class Encoded:
-    """Codec for bodies that are already encoded. It checks each body by decoding it."""
+    """A codec for bodies that are already encoded. It checks each body by decoding it."""
 
     passes_bytes = True
 
@@ -85,7 +85,7 @@ class Encoded:
         self.name, self.number = name, self._codec.number
 
     def encode(self, body: Any) -> bytes:
-        """Return the body unchanged, if the codec can decode it."""
+        """Return the body unchanged. If the codec cannot decode the body, raise an error."""
         if self.number:
             try:
                 self._codec.decode(body)
@@ -101,16 +101,17 @@ class Encoded:
 
 
 def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
-    """Return the name of each known column in the spelling of the schema.
+    """Return the name of each known column with the capital letters of the schema.
 
     Other columns are ignored.
 
     Args:
         schema: Schema of the rows.
-        types: Possible types of each column, by name in lower case. Errors suggest the last type.
+        types: Possible types of each column. The names of the columns are in lower case. Errors
+            suggest the last type.
 
     Raises:
-        InvalidValue: A column has another type, or is given twice.
+        InvalidValue: A column has another type, or occurs twice.
     """
     found: dict[str, str] = {}
     for field in schema:
@@ -132,7 +133,7 @@ def checked(schema: StructType) -> dict[str, str]:
     """Check the columns of a write. Return the column name for each message field.
 
     Raises:
-        InvalidValue: A column is missing, unknown, of another type, or given twice.
+        InvalidValue: A column is missing, unknown, of another type, or occurs twice.
     """
     columns: dict[str, str] = {}
     for given in schema:
@@ -181,10 +182,11 @@ _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # range of datet
 
 
 def _times(array: pa.Array) -> list[Any]:
-    """Convert timestamps to epoch ms, rounded up so that no message is due too early.
+    """Convert timestamps to epoch ms.
 
-    RMQ accepts epoch ms only in a limited range, so that it can detect numbers in other units. A
-    time outside of this range becomes a datetime, because a datetime has no unit.
+    The function rounds up, so that no message is delivered too early. RMQ accepts epoch ms only in
+    a limited range, so that it can detect numbers in other units. A time outside this range becomes
+    a datetime, which RMQ accepts in any case.
     """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
     return [None if time is None else _time(-(-time // 1000)) for time in us]
@@ -197,7 +199,7 @@ def _time(ms: int) -> int | datetime:
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    """Convert a column of maps to dicts without the entries whose value is null."""
+    """Convert a column of maps to dicts without null values."""
     if not array.items.null_count:
         return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
     return [
@@ -224,7 +226,7 @@ _WHOLE_COLUMNS = {
 
 
 class _Bodies(list[Any]):
-    """A list of bodies that counts how many bodies the last iteration has read."""
+    """A list of bodies that remembers how many bodies the last loop has read."""
 
     left: Iterator[Any] = iter(())
 
@@ -238,7 +240,7 @@ class _Bodies(list[Any]):
 
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small record batches, so that more rows are encoded together.
+    """Join small record batches, so that RMQ encodes more rows together.
 
     Spark makes batches of at most 10 000 rows.
     """
@@ -261,7 +263,10 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class Rows:
-    """Converts record batches to messages, and stores the number of the current row for errors."""
+    """Converts record batches to messages.
+
+    The object remembers the number of the current row for error messages.
+    """
 
     def __init__(self, columns: dict[str, str], merge: Merge, key_header: str | None) -> None:
         self._columns = columns
@@ -281,14 +286,14 @@ class Rows:
 
     @property
     def row(self) -> int:
-        """The number of the last row that was read. The first row of a partition is 1."""
+        """Number of the last row that was read. The first row of a partition is 1."""
         return self._before + self._rows[max(0, self._bodies.read - 1)] + 1
 
     def push(self, batch: pa.RecordBatch, stage_of: Callable[[str | None], Stage]) -> None:
         """Add the messages of a record batch to the stages of their topics.
 
-        A stage keeps messages outside of all queues until the commit. The batch is encoded in
-        slices.
+        A stage keeps messages outside of all queues until the commit. The method encodes the batch
+        in parts.
         """
         each = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
@@ -301,7 +306,6 @@ class Rows:
         self._rows, self._bodies = range(1), _Bodies()
 
     def _by_topic(self, batch: pa.RecordBatch) -> dict[str | None, Sequence[int]]:
-        """Return the positions of the rows of each topic."""
         if self._topic is None:
             return {None: range(batch.num_rows)}
         rows: dict[str | None, list[int]] = defaultdict(list)
@@ -321,7 +325,7 @@ class Rows:
             stage.push(map(Outgoing, self._bodies, *outs))
 
     def _values(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
-        """Return the message fields of a slice of rows, except the bodies."""
+        """Return all fields of the messages of some rows, except the bodies."""
         read = _READ | ({"slot_basis": _binary} if self._is_simple else {})
         values = {
             field: read.get(field, _plain)(batch.column(name))
@@ -340,7 +344,7 @@ class Rows:
         return values
 
     def _add_keys(self, values: dict[str, list[Any]], name: str) -> None:
-        """Store the key of each row in a header, except for rows that already have this header."""
+        """Add a header with the key of the row, unless the row already has this header."""
         keys, given = values["slot_basis"], values.get("headers") or repeat(None)
         headers: list[dict[str, str] | None] = []
         for row, (key, pairs) in enumerate(zip(keys, given, strict=False)):

@@ -1,4 +1,7 @@
-"""Connect to Redis: create a client from the options, and repeat calls during a restart."""
+"""Connect to Redis.
+
+This module creates a client from the options. It also repeats calls while Redis restarts.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ def retry_while_away(call: Callable[[], T], for_s: float) -> T:
 
     Args:
         call: Function to call.
-        for_s: Time for which to repeat, in seconds. Choose several minutes, because Spark ends a
-            query if a call of its source raises an error.
+        for_s: Number of seconds for which the call is repeated. Choose several minutes, because an
+            error of the source ends the query.
 
     Raises:
-        Unavailable, OutcomeUnknown: Redis did not answer in time. The call may raise other errors.
+        Unavailable, OutcomeUnknown: Redis did not answer in time. `call` may also raise other
+            errors.
     """
     until, pause = time.monotonic() + for_s, PAUSE_S
     while True:
@@ -48,7 +52,7 @@ _clients: dict[tuple[int, Connection], rmq.Client] = {}
 
 
 def client_of_task(at: Connection) -> rmq.Client:
-    """Return this process's client. Spark runs one task after another in a process."""
+    """Return the client of this process. The tasks of a process use the same client."""
     key = os.getpid(), at
     client = _clients.get(key)
     if client is None:

@@ -1,8 +1,8 @@
-"""Redrive or purge dead letters by jobs, for a write with the option `action`.
+"""Redrive or purge dead letters. A write with the option `action` uses this module.
 
 The rows of the write name the dead letters. Tasks check their rows and change nothing. The commit
-gets the ids from the tasks, and then starts and runs the jobs. Each job has a dedup key that
-belongs to this write, so a repeated commit finds the same jobs. If a driver dies, any other process
+gets the ids from the tasks, and then starts and runs jobs in RMQ. Each job has a dedup key that
+belongs to this write, so a repeated commit finds the same jobs. If the driver dies, another process
 that runs jobs finishes them.
 """
 
@@ -45,7 +45,10 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass
 class Chosen(WriterCommitMessage):
-    """The dead letters in a task's rows, by topic. Each dead letter takes 24 bytes."""
+    """The dead letters that a task has found in its rows, for each topic.
+
+    Each dead letter takes 24 bytes.
+    """
 
     letters: dict[str, bytes]
 
@@ -53,7 +56,8 @@ class Chosen(WriterCommitMessage):
 def checked(schema: StructType) -> dict[str, str]:
     """Check the columns.
 
-    Return the name of each known column in the spelling of the schema. Other columns are ignored.
+    Return the name of each known column with the capital letters of the schema. Other columns are
+    ignored.
 
     Raises:
         InvalidValue: `message_id` is missing, or a column has another type.
@@ -67,7 +71,7 @@ def checked(schema: StructType) -> dict[str, str]:
 class DeadLetterWriter(DataSourceArrowWriter):
     """The writer of `df.write` with the option `action`.
 
-    Spark pickles this object to the tasks, so it has no connection.
+    Spark pickles this object for the tasks, so the object has no connection.
     """
 
     def __init__(self, options: DeadLetterOptions, schema: StructType) -> None:
@@ -76,7 +80,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
         self._write = uuid.uuid4().hex  # name of this write, part of the keys of its jobs
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """Check the rows of a task, and return their dead letters."""
+        """Check the rows of a task, and return the dead letters that the rows name."""
         letters: dict[str, bytearray] = {}
         topics: dict[str, tuple[int, int]] = {}
         numbered = enumerate(chain.from_iterable(map(self._rows, iterator)), 1)
@@ -97,7 +101,6 @@ class DeadLetterWriter(DataSourceArrowWriter):
         return Chosen({topic: bytes(packed) for topic, packed in letters.items()})
 
     def _rows(self, batch: RecordBatch) -> Iterator[tuple[str | bytes, str | None, int]]:
-        """Return the message id, the topic and the time of death of each row."""
         rows = batch.num_rows
         ids = batch.column(self._fields["message_id"])
         if ids.null_count:
@@ -112,10 +115,11 @@ class DeadLetterWriter(DataSourceArrowWriter):
         return zip(ids.to_pylist(), topics, times, strict=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Start the jobs and run them one after another. The option `rate` applies to all jobs.
+        """Start the jobs, and run them one after another.
 
-        If the driver crashes, some dead letters may have no job. These dead letters are unchanged.
-        To handle them, repeat the write.
+        The option `rate` applies to all jobs together. If the driver crashes, RMQ may not have
+        started a job for some dead letters. These dead letters are unchanged. Repeat the write to
+        handle them.
         """
         chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:
@@ -151,11 +155,11 @@ class DeadLetterWriter(DataSourceArrowWriter):
         )  # fmt: skip
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing, because tasks have changed nothing and jobs that have started continue."""
+        """Do nothing. Tasks have changed nothing, and jobs that have started continue."""
 
 
 def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
-    """Return the check bits that all ids of the topic contain, and its number of slots.
+    """Return the check bits in all ids of a topic, and the number of its slots.
 
     Raises:
         TopicNotFound: There is no such topic.

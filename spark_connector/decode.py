@@ -1,8 +1,8 @@
-"""Convert stored messages to columns, column by column, without an object for each message.
+"""Convert stored messages to columns, without an object for each message.
 
-Most records have no fields before the body, and Arrow reads such records without a Python loop. For
-other records, one loop reads all fields. A column is made when it is first used, so a column that
-is not in the schema costs nothing.
+In most records, the body comes first, and Arrow reads such records without a Python loop. For other
+records, one loop reads all fields. This module makes a column when it is first used. So a column
+that is not in the schema costs nothing.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|
 
 @lru_cache(256)
 def fingerprint(error: str) -> str | None:
-    """Return a hash of an error's text that ignores numbers, ids and quoted text."""
+    """Return a hash of an error's text. The hash ignores numbers, ids and quoted text."""
     if not error:
         return None
     return blake2b(_VARIES.sub("#", error).encode(), digest_size=8).hexdigest()
 
 
 class _Fields(NamedTuple):
-    """The fields before the bodies, one list per column.
+    """The fields of the records except the bodies, as one list for each column.
 
-    If a record lacks a field, its item is None.
+    If a record lacks a field, the item in the list is None.
     """
 
     due_ms: list[int | None]
@@ -66,10 +66,10 @@ class _Fields(NamedTuple):
 
 
 class Stored:
-    """Messages in their stored form.
+    """Messages as Redis stores them.
 
     Args:
-        ids: Concatenated ids of 16 bytes each.
+        ids: Ids of 16 bytes each, one after another.
         records: Records, in the order of the ids.
     """
 
@@ -79,7 +79,7 @@ class Stored:
     def columns(self) -> dict[str, Callable[[], Any]]:
         """Return the columns that every read has.
 
-        Each column is a function that creates the column.
+        The value of each column is a function that creates the column.
         """
         return {
             "message_id": self._message_ids,
@@ -98,10 +98,10 @@ class Stored:
         }
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
-        """Yield ranges of rows with their messages, each with about `most` bytes of bodies.
+        """Yield the messages in parts. Each part has about `most` bytes of bodies.
 
-        The size of a compressed body is its size after decompression. If no body is compressed or a
-        list of bodies, all rows are one range, because stored bodies are small.
+        For a compressed body, the size after decompression counts. If no body is compressed or a
+        list of bodies, there is only one part, because stored bodies are small.
         """
         if not any(map(self._is_packed, self._enveloped)):
             yield 0, self._count, self
@@ -127,7 +127,7 @@ class Stored:
         return fixed.cast(pa.binary()).cast(pa.string())
 
     def _made_at(self) -> pa.Array:
-        """Return the time in each id, or null for an id that was derived from a dedup key."""
+        """Return the time in each id. The time is null if the id comes from a dedup key."""
         ids = self._ids
         stamps = bytearray(8 * self._count)
         for index in range(6):  # the id has big-endian ms, this array little-endian
@@ -146,7 +146,6 @@ class Stored:
 
     @cached_property
     def _heads(self) -> bytes:
-        """The first BARE bytes of each record, or _NOT_BARE for a shorter record."""
         if not self._count:
             return b""
         heads: bytes = pc.binary_slice(self._array, 0, BARE).buffers()[2].to_pybytes()
@@ -157,7 +156,6 @@ class Stored:
         return heads
 
     def _head_numbers(self, start: int, stop: int) -> pa.Array:
-        """Return a number in the first bytes of each record, or 0 for an unreadable record."""
         numbers = bytearray(8 * self._count)
         for index in range(stop - start):
             numbers[index::8] = self._heads[stop - 1 - index :: BARE]
@@ -170,7 +168,7 @@ class Stored:
         return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
 
     def offsets(self, newest: int) -> pa.Array:
-        """Return the sequence number that the slot gave each message.
+        """Return the sequence number of each message in its slot.
 
         `newest` is the sequence number of the slot's newest message.
         """
@@ -185,7 +183,10 @@ class Stored:
 
     @cached_property
     def _enveloped(self) -> list[int]:
-        """The rows that Arrow alone cannot read, because their bodies have no fixed position."""
+        """The positions of the rows that Arrow alone cannot read.
+
+        The bodies of these rows do not start at a fixed position.
+        """
         firsts = self._heads[::BARE]
         bare = {first for first in set(firsts) if is_bare(first)}
         if not firsts.translate(None, bytes(bare)):
@@ -216,7 +217,7 @@ class Stored:
         return fields
 
     def header(self, name: str) -> list[str | None] | None:
-        """Return the value of a header for each message, or None if no message has it."""
+        """Return the value of a header for each message, or None if no message has the header."""
         if not self._enveloped:
             return None
         return [each.get(name) if each else None for each in self._fields.headers]
@@ -226,12 +227,12 @@ class Stored:
         return marks and [mark and mark.rpartition("\1")[2] for mark in marks]
 
     def due_ms(self) -> list[int | None] | None:
-        """Return the due time in each record, or None if no record has a due time."""
+        """Return the due time of each message, or None if no record has a due time."""
         return self._fields.due_ms if self._enveloped else None
 
     @cached_property
     def _numbers(self) -> tuple[list[str | None] | None, list[int | None] | None]:
-        """The producers that numbered their messages with rmq.Audit, and these numbers."""
+        """The producers that numbered their messages with rmq.Audit, and the numbers."""
         if not self._enveloped:
             return None, None
         producers: list[str | None] = [None] * self._count
@@ -259,7 +260,10 @@ class Stored:
 
     @cached_property
     def _bodies(self) -> tuple[list[bytes] | pa.Array, dict[int, str]]:
-        """The bodies, and the errors by row. An unreadable row has its record as body."""
+        """The bodies, and the errors of unreadable rows.
+
+        The body of an unreadable row is its whole record.
+        """
         errors: dict[int, str] = {}
         if not self._enveloped:
             return pc.binary_slice(self._array, BARE, _END), errors
@@ -269,12 +273,14 @@ class Stored:
         return values, errors
 
     def _is_packed(self, row: int) -> bool:
-        """Return whether a body is compressed, is a list of bodies, or is missing."""
         first = self._records[row][:1]
         return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
 
     def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
-        """Return the body of a row. If it is unreadable, return the record and note the error."""
+        """Return the body of a row.
+
+        If the body is unreadable, record the error and return the record.
+        """
         record, error = self._records[row], self._fields.errors.get(row)
         if error is None:
             if not self._is_packed(row):
@@ -292,7 +298,7 @@ class Stored:
 
 
 def _int64(octets: bytearray) -> pa.Array:
-    """Return little-endian numbers of 8 bytes each as an Arrow array."""
+    """Return an Arrow array of little-endian numbers of 8 bytes each."""
     return pa.Array.from_buffers(pa.int64(), len(octets) // 8, [None, pa.py_buffer(bytes(octets))])
 
 
@@ -302,7 +308,10 @@ def times(values: Sequence[int | None] | None) -> pa.Array | None:
 
 
 def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
-    """Return the values of each column of a queue's page, or functions that create the values."""
+    """Return the columns of a page of a queue.
+
+    Each column has its values, or a function that creates the values.
+    """
     queue, failures = block.queue, _Failures(block)
 
     def deliver_at() -> pa.Array | None:
@@ -334,7 +343,10 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
 
 class _Failures:
-    """The last failures of a page's messages, one list per column. Empty without failures."""
+    """The last failure of each message of a page, as one list for each column.
+
+    Without failures, the lists are empty.
+    """
 
     def __init__(self, block: QueueBlock) -> None:
         self._block = block

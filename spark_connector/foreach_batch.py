@@ -1,14 +1,15 @@
-"""Read a stream without a data source in Python, for Spark 3.5.
+"""Read a stream on Spark 3.5, which has no data sources in Python.
 
-Spark's source `rate-micro-batch` provides a batch at each trigger, but nobody reads its rows. For
-each batch, this module plans messages with the reader of `format("rmq")`, and its tasks read these
-messages in `mapInArrow`.
+Spark's source `rate-micro-batch` gives a batch at each trigger, but nobody reads its rows. For each
+batch, this module plans messages with the reader of `format("rmq")`. The tasks read these messages
+in `mapInArrow`.
 
-Spark's checkpoint has no offset of RMQ, so this module stores the *plan* of a batch in the folder
-`rmq` of the checkpoint: its start and its end. The plan is stored after the messages are taken, and
-before the user's function is called. Spark calls a batch number again until the batch is in its
-commit log, and only then the next number. So if Spark calls the number of the newest plan, the
-batch is repeated. If Spark calls a higher number, the batch of the newest plan is settled.
+Spark's checkpoint has no offset of RMQ. So this module stores the *plan* of a batch in the folder
+`rmq` of the checkpoint. A plan has the start and the end of the batch. This module stores the plan
+after it has received the messages, and before it calls your function. Spark repeats a batch number
+until the batch is in its commit log, and then uses the next number. So if Spark uses the number of
+the newest plan, Spark repeats the batch. If Spark uses a higher number, the batch of the newest
+plan is done, and RMQ settles it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _log = logging.getLogger("spark_connector")
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, Any]) -> Stream:
-    """Prepare a streaming read that needs no data source in Python, so it runs on Spark 3.5.
+    """Prepare a streaming read that also works on Spark 3.5.
 
         spark_connector.read_stream(spark, {"subscribe": "orders"}).foreach_batch(handle, "data/1")
 
@@ -56,7 +57,7 @@ def read_stream(spark: SparkSession, options: Mapping[str, Any]) -> Stream:
         options: Options of `spark.readStream.format("rmq")`, by name.
 
     Raises:
-        ConfigurationError: An option is wrong, or the session is of Spark Connect.
+        ConfigurationError: An option is wrong, or the session uses Spark Connect.
     """
     if not hasattr(spark, "_jsparkSession"):
         raise ConfigurationError(
@@ -72,7 +73,7 @@ def read_stream(spark: SparkSession, options: Mapping[str, Any]) -> Stream:
 
 
 class Stream:
-    """A streaming read whose batches are passed to a function. `read_stream` makes it."""
+    """A streaming read that passes its batches to a function. Create it with `read_stream`."""
 
     def __init__(self, spark: SparkSession, options: StreamOptions) -> None:
         self._spark = spark
@@ -91,25 +92,26 @@ class Stream:
         """Start a query that calls a function with the messages of each batch.
 
         Args:
-            function: Called with a DataFrame and the batch number, as Spark's `foreachBatch`. It is
-                not called for a batch without messages. If it raises, the query fails.
+            function: Function that gets a DataFrame and the batch number, as with Spark's
+                `foreachBatch`. RMQ does not call it for a batch without messages. If it raises an
+                error, the query fails.
             checkpoint: Folder of the query's checkpoint. The driver and all executors must reach
-                it. It identifies the query.
+                the folder. The folder identifies the query.
             query_name: Name of the query in Spark.
             processing_time: Shortest time between the starts of two batches.
-            available_now: True to read as many messages as wait now, settle them, and stop.
+            available_now: If true, read the messages that wait now, settle them, and stop.
 
         Returns:
             The started query. Do not call its `processAllAvailable`, which never returns.
 
         Guarantee:
-            Each message is in one batch. A batch is settled after Spark has committed it, at the
-            start of the next batch. After a crash, the same messages are passed with the same batch
-            number again, unless the query's lease has expired.
+            Each message is in one batch. RMQ settles a batch after Spark has committed it, at the
+            start of the next batch. After a crash, your function gets the same messages with the
+            same batch number again, unless the query's lease has expired.
 
         Raises:
             ImportError: pandas or pyarrow is missing. Spark's `mapInArrow` needs both.
-            ConfigurationError: `processing_time` is given together with `available_now`.
+            ConfigurationError: You passed both `processing_time` and `available_now`.
         """
         if available_now and processing_time != "0 seconds":
             raise ConfigurationError("processing_time, available_now: give one of them")
@@ -133,7 +135,7 @@ class Stream:
 def rows(
     spark: SparkSession, options: StreamOptions, schema: StructType, parts: list[Part]
 ) -> DataFrame:
-    """Return the messages of a batch. A task reads each part."""
+    """Return the messages of a batch. Each task reads a part."""
 
     def read(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reader = RmqStreamReader(options, schema)
@@ -145,7 +147,7 @@ def rows(
 
 
 class Plan(NamedTuple):
-    """The messages of a batch: its number, and the offsets of its start and its end."""
+    """The plan of a batch: its number, and the offsets of its start and its end."""
 
     batch: int
     start: dict[str, Any]
@@ -153,10 +155,10 @@ class Plan(NamedTuple):
 
 
 class Plans:
-    """The newest plan of a query, in one of two folders of the checkpoint.
+    """Stores the newest plan of a query in one of two folders of the checkpoint.
 
-    A new plan replaces the older plan. Spark reads and writes the files, so every file system of
-    Spark can be used.
+    A new plan replaces the older of the two plans. Spark reads and writes the files, so you can use
+    every file system of Spark.
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
@@ -177,7 +179,7 @@ class Plans:
                     self._newest, self.newest = place, plan
 
     def write(self, plan: Plan) -> None:
-        """Store a plan. Only a complete plan has a file that Spark reads."""
+        """Store a plan. Spark reads a plan only if it is complete."""
         text = json.dumps(plan._asdict(), sort_keys=True)
         place = 1 - self._newest
         frame = self._spark.range(0, 1, 1, 1).select(functions.lit(text).alias("value"))
@@ -189,9 +191,10 @@ _runs = itertools.count()
 
 
 class Reader(RmqStreamReader):
-    """A reader in the driver's process. Each reader is another owner of the query.
+    """A reader in the driver's process.
 
-    So a query that ends cannot give back messages that its next run has taken.
+    Each reader owns the query under its own name. So a query that ends cannot release messages that
+    its next run has received.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -200,7 +203,7 @@ class Reader(RmqStreamReader):
 
 
 class Batches:
-    """The function that Spark calls for each batch of its own source."""
+    """The function that Spark calls for each batch of its `rate-micro-batch` source."""
 
     def __init__(
         self,
@@ -222,7 +225,7 @@ class Batches:
         self._lock = threading.Lock()  # for calls of the reader
 
     def watch(self, query: StreamingQuery) -> None:
-        """Release the query in RMQ when it ends in Spark, or when the driver ends."""
+        """Release the query in RMQ when the query ends in Spark, or when the driver ends."""
         self._query = query
         threading.Thread(target=self._wait, args=(query,), name="rmq-watch", daemon=True).start()
         atexit.register(self._close)
@@ -313,7 +316,7 @@ class Batches:
         return None
 
     def _stop(self) -> None:
-        """Stop the query, in another thread, because Spark waits until this batch has ended."""
+        """Stop the query in another thread, because Spark first waits for the end of this batch."""
         while self._query is None:  # it has just started
             time.sleep(_PAUSE_S)
         threading.Thread(target=self._query.stop, name="rmq-stop", daemon=True).start()
@@ -321,5 +324,4 @@ class Batches:
             time.sleep(_PAUSE_S)
 
     def _is_stopped(self) -> bool:
-        """Return whether the query was stopped."""
         return self._has_ended or (self._query is not None and not self._query.isActive)

@@ -1,9 +1,10 @@
-"""Read the history of topics (acked messages), in a batch or as a stream.
+"""Read the history of topics in a batch or as a stream. The history has acked messages.
 
-A position is the last entry that was read in each slot, `<ms of the ack>-<number>`. The messages
-between two positions never change, except that the limits of the history remove old messages. So a
-repeated task reads the same rows. The driver chooses the positions, and nothing is leased or
-settled. So the checkpoint is the only state of a query, and each query reads all messages.
+A position is the last entry that was read in each slot. An entry has the form `<ms of the
+ack>-<number>`. Between two positions, the messages never change, except when the limits of the
+history remove old messages. So a repeated task reads the same rows. The driver chooses the
+positions. RMQ leases and settles nothing. The checkpoint is the only state of a query, so each
+query reads all messages.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class Span:
 
     Attributes:
         topic: Name of the topic.
-        created: Stamp of the topic. A topic that was created again has another stamp.
-        after: Last entry before the part, by slot.
-        upto: Last entry of the part, by slot.
+        created: Stamp of the topic. A topic that was deleted and created again has another stamp.
+        after: Last entry before the part, for each slot.
+        upto: Last entry of the part, for each slot.
     """
 
     topic: str
@@ -66,13 +67,15 @@ class Span:
 
 @dataclass
 class HistoryPart(InputPartition):
-    """The spans that a task reads. It is pickled to the executor."""
+    """The parts of a history that a task reads. Spark pickles this object for the executor."""
 
     spans: tuple[Span, ...]
 
 
 class Spans:
-    """Reads spans page by page, and raises or logs an error for removed messages.
+    """Reads parts of a history, page by page.
+
+    If messages of a part were removed, the object raises or logs an error.
 
     Args:
         client: Client of this process.
@@ -85,10 +88,12 @@ class Spans:
     def pages(
         self, span: Span, limit: int, stored: bool = False
     ) -> Iterator[tuple[list[rmq.AckedMessage], Position, bool]]:
-        """Yield pages of a span: messages, position after them, and whether the span ends.
+        """Yield pages of a part of the history.
+
+        Each item has messages, the position after these messages, and whether the part ends here.
 
         Raises:
-            HistoryLost: Messages of the span were removed, and failOnDataLoss is true.
+            HistoryLost: Messages were removed, and failOnDataLoss is true.
         """
         after, topic = dict(span.after), self._client.topic(span.topic)
         is_last = not after
@@ -114,7 +119,10 @@ class Spans:
             yield page.messages, after, is_last
 
     def lose(self, error: HistoryLost) -> None:
-        """Raise an error about removed messages, or log it if failOnDataLoss is false."""
+        """Raise an error about removed messages.
+
+        If failOnDataLoss is false, log the error instead.
+        """
         if not self._options.fails:
             _log.warning("%s", error)
             return
@@ -126,12 +134,12 @@ class Spans:
 
 
 def stamp_of(topic: rmq.Topic) -> str:
-    """Return the stamp of a topic that was opened. Each creation of a topic has its own stamp."""
+    """Return the stamp of an open topic. Each time a topic is created, it gets a new stamp."""
     return topic._context.identity.decode()
 
 
 def created_again(topic: str) -> HistoryLost:
-    """Return the error for a topic that was deleted with its history, and created again."""
+    """Return the error for a topic that was deleted with its history and created again."""
     return HistoryLost(
         f"topic {topic!r} was deleted and created again, with a new history, before its acked "
         "messages were read"
@@ -146,7 +154,7 @@ def is_behind(after: Position, upto: Position) -> bool:
 
 
 def earlier(one: Position, other: Position) -> Position:
-    """Return, for each slot of `one`, the earlier entry of both positions.
+    """Compare two positions. Return the earlier entry for each slot of `one`.
 
     A slot that is missing in `other` is at its beginning.
     """
@@ -154,12 +162,14 @@ def earlier(one: Position, other: Position) -> Position:
 
 
 def later(one: Position, other: Position) -> Position:
-    """Return, for each slot of `one`, the later entry of both positions."""
+    """Compare two positions. Return the later entry for each slot of `one`."""
     return {slot: max(at, other.get(slot, OLDEST), key=parse_entry) for slot, at in one.items()}
 
 
 def resolved(topic: rmq.Topic, at: str | int | Positions) -> Position:
-    """Return the position that an option describes. A missing slot is at its beginning.
+    """Return the position that an option describes.
+
+    A slot that is missing in the option is at its beginning.
 
     Raises:
         InvalidValue: The topic has fewer slots than the position.
@@ -181,7 +191,7 @@ def resolved(topic: rmq.Topic, at: str | int | Positions) -> Position:
 def read_part(
     part: InputPartition, options: HistoryOptions, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """Read the part of a task, page by page."""
+    """Read the part of the history that belongs to a task, page by page."""
     if not isinstance(part, HistoryPart):
         return  # Spark reads one part even if `partitions` of a batch read returns none
     batches, spans = Batches(schema), Spans(client_of_task(options.at), options)
@@ -192,15 +202,16 @@ def read_part(
 
 
 class HistoryReader(DataSourceReader):
-    """Read the history of a topic once, between two positions that the driver chooses."""
+    """Reads the history of a topic once, between two positions that the driver chooses."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[HistoryPart]:
-        """Return one task for each slot, or more tasks if minPartitions requires them.
+        """Return the tasks of the read.
 
-        Each of several tasks for a slot reads a range of time.
+        There is one task for each slot. If minPartitions requires more tasks, several tasks share a
+        slot, and each of these tasks reads a range of time.
         """
         options = self._options
         with connect(options.at) as client:
@@ -233,7 +244,7 @@ class HistoryReader(DataSourceReader):
 
 
 def divided(after: str, upto: str, oldest_ms: int, pieces: int) -> Iterator[tuple[str, str]]:
-    """Divide the entries between two positions into parts of equal time.
+    """Divide the entries between two positions into parts. All parts cover the same length of time.
 
     The first entry of the history has the time `oldest_ms`.
     """
@@ -252,14 +263,14 @@ def divided(after: str, upto: str, oldest_ms: int, pieces: int) -> Iterator[tupl
 
 @dataclass(frozen=True)
 class Offset:
-    """An offset of a stream over histories.
+    """An offset of a stream that reads histories.
 
     Attributes:
         topics: Position of each topic, by name.
         created: Stamp of each topic, by name.
-        begins: For the end of a batch, the positions at which the query began to read new topics.
-            If Spark repeats the first batch, it calls initialOffset again, which may then return a
-            later position. In the first offset of a query, the same as `topics`.
+        begins: In the end of a batch, the positions at which the query began to read new topics. If
+            Spark repeats the first batch, it calls initialOffset again, and the result may be a
+            later position. In the first offset of a query, the value is the same as `topics`.
         is_first: Whether this is the first offset of a query.
     """
 
@@ -277,7 +288,7 @@ class Offset:
         return self.topics[topic]
 
     def spell(self) -> dict[str, Any]:
-        """Return the offset in the form that Spark writes to the checkpoint."""
+        """Return the offset as Spark writes it to the checkpoint."""
         return {
             "v": VERSION, "history": _spelled(self.topics), "created": self.created,
             "begins": _spelled(self.begins), "first": self.is_first,
@@ -314,7 +325,7 @@ def read_offset(given: Any) -> Offset:
 
 
 class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Read the histories of topics as a stream. All state of the query is in Spark's offsets."""
+    """Reads the histories of topics as a stream. Spark's offsets have all state of the query."""
 
     def __init__(self, options: HistoryOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -345,7 +356,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Limit this run to the messages that are acked now."""
+        """Limit this run to the messages that were acked until now."""
         self._last = self._offset("latest").topics
 
     def latestOffset(
@@ -382,7 +393,9 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise not_subscribed(topic, self._options.at.topic)
 
     def _after(self, known: Offset, newest: Offset, topic: str) -> Position:
-        """Return the position of a topic in `known`, with the slots that were added since then.
+        """Return the position of a topic in `known`.
+
+        Slots that were added later start at their beginning.
 
         Raises:
             HistoryLost: The topic was created again, and failOnDataLoss is true.
@@ -400,12 +413,13 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> tuple[dict[str, Position], list[tuple[Span, int]]]:
         """Choose the end of a batch with at most `most` messages.
 
-        The number of messages of an ack, up to 100, is known only after it is read. If a single ack
-        exceeds the limit, it is a whole batch. The limit is divided equally among the topics, and
-        later topics also get the part that earlier topics did not use.
+        The method must read an ack to know its number of messages, which is at most 100. An ack
+        with more than `most` messages is a batch of its own. Each topic gets an equal part of the
+        limit. Later topics also get what earlier topics did not use.
 
         Returns:
-            The end by topic, and the parts of the batch with their numbers of messages.
+            The end of the batch for each topic, and the parts of the batch with their numbers of
+            messages.
         """
         reader, parts, total = self._spans(), list[tuple[Span, int]](), 0
         ends = {}
@@ -429,11 +443,11 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends, parts
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the newest position, which Spark shows in the progress of the query."""
+        """Return the newest position. Spark shows it in the progress of the query."""
         return self._newest.spell() if self._newest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[HistoryPart]:
-        """Plan the tasks of a batch, which an earlier run may have begun."""
+        """Plan the tasks of a batch. An earlier run may have begun this batch."""
         self._logged.note_planned(start, end)
         known, since = read_offset(end), read_offset(start)
         if known.is_first or start == end:
@@ -462,7 +476,10 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [HistoryPart(_joined(task)) for task in tasks if task]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Record that Spark has logged the batch that begins at `end`, for Spark 4.0 and 4.1."""
+        """Record that Spark has logged the batch that begins at `end`.
+
+        Spark 4.0 and 4.1 need this.
+        """
         if self._batch is not None and self._batch[0] == read_offset(end):
             self._logged.note(self._batch[2])
 
@@ -474,7 +491,6 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Join the spans of each topic. The spans of a slot are consecutive."""
     joined: dict[str, Span] = {}
     for span in spans:
         whole = joined.get(span.topic, span)

@@ -1,9 +1,10 @@
-"""Read and write the offsets in Spark's checkpoint: the query's name, and its position by topic.
+"""Read and write the offsets in Spark's checkpoint.
 
-A position has the last sequence number of each slot. Spark compares offsets as JSON text. So the
-keys have a fixed order, and an unchanged offset is returned as it was received. The field `held` is
-the number of messages in the batch that ends at the offset. This number cannot be computed from the
-sequence numbers, because there are gaps if a lease has expired.
+An offset has the query's name, and a position for each topic. A position has the last sequence
+number of each slot. Spark compares offsets as JSON text. So the keys have a fixed order, and RMQ
+returns an unchanged offset as it received it. The field `held` is the number of messages in the
+batch that ends at the offset. RMQ cannot compute this number from the sequence numbers, because
+numbers can be missing after a lease has expired.
 """
 
 from __future__ import annotations
@@ -22,34 +23,40 @@ Numbers = dict[int, int]  # by slot
 
 
 class Position(NamedTuple):
-    """The end of a batch in one topic: each slot's last sequence number and message count."""
+    """The end of a batch in one topic.
+
+    For each slot, it has the last sequence number and the number of messages.
+    """
 
     slots: Numbers
     held: Numbers
 
     @property
     def messages(self) -> int:
-        """The number of messages of this topic in the batch."""
+        """Number of messages that the batch has from this topic."""
         return sum(self.held.values())
 
 
 class Offset(NamedTuple):
-    """An offset, parsed from the text in the checkpoint."""
+    """An offset that was read from the text in the checkpoint."""
 
     run: str
     topics: dict[str, Position]
 
     @property
     def messages(self) -> int:
-        """The number of messages in the batch that ends at this offset."""
+        """Number of messages in the batch that ends at this offset."""
         return sum(at.messages for at in self.topics.values())
 
     def slots(self, topic: str) -> Numbers:
-        """Return each slot's last sequence number, or nothing if the topic was not read yet."""
+        """Return each slot's last sequence number.
+
+        If the topic was not read yet, the result is empty.
+        """
         return self.topics[topic].slots if topic in self.topics else {}
 
     def spell(self) -> dict[str, Any]:
-        """Return the offset in the form that Spark writes to the checkpoint."""
+        """Return the offset as Spark writes it to the checkpoint."""
         return {
             "v": VERSION,
             "run": self.run,
@@ -72,7 +79,7 @@ def read(given: Any) -> Offset:
 
     Raises:
         ConfigurationError: The text is not an offset of this source, or a later version of RMQ
-            wrote the text.
+            wrote it.
     """
     try:
         version, run = given["v"], given["run"]
@@ -105,7 +112,7 @@ def not_subscribed(topic: str, subscribed: str) -> ConfigurationError:
 
 
 def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
-    """Refuse a topic that was created again with fewer slots. A resize never removes slots.
+    """Raise an error if a topic was created again with fewer slots. A resize never removes slots.
 
     Raises:
         ConfigurationError: The topic has fewer slots than the checkpoint.
@@ -118,10 +125,11 @@ def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
 
 
 def check_age(slots: Mapping[int, int], settled: Sequence[int], topic: str) -> None:
-    """Refuse a checkpoint that is older than a settled batch.
+    """Raise an error if the checkpoint is older than a settled batch.
 
-    With such a checkpoint, a sink that identifies batches by number would drop the next batches as
-    replays. RMQ would then settle these batches, and their messages would be lost.
+    With an old checkpoint, Spark would use the same batch numbers again. A sink that identifies
+    batches by their numbers would drop the next batches. RMQ would then settle these batches, and
+    their messages would be lost.
 
     Raises:
         ConfigurationError: The query has settled messages after this offset.

@@ -1,6 +1,7 @@
-"""Parse the texts of options. Each function gets the option's name for errors, and its text.
+"""Parse the values of options, which Spark passes as text.
 
-All functions raise InvalidValue if the text is not a valid value of the option.
+Each function gets the name of the option, for errors, and the text. All functions raise
+InvalidValue if the text is not a valid value of the option.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def flag(name: str, given: str) -> bool:
 
 
 def count(low: int, high: int) -> Callable[[str, str], int]:
-    """Return a parser of whole numbers that are at least `low` and at most `high`."""
+    """Return a parser of whole numbers from `low` to `high`."""
 
     def read(name: str, given: str) -> int:
         try:
@@ -51,7 +52,7 @@ def count(low: int, high: int) -> Callable[[str, str], int]:
 
 
 def seconds(name: str, given: str) -> float:
-    """Parse a lease: 1 second to 12 hours."""
+    """Parse the length of a lease: 1 second to 12 hours."""
     try:
         value = float(given)
     except ValueError:
@@ -62,7 +63,7 @@ def seconds(name: str, given: str) -> float:
 
 
 def choice(*words: str) -> Callable[[str, str], str]:
-    """Return a parser that accepts only these words."""
+    """Return a parser that accepts only the given words."""
 
     def read(name: str, given: str) -> str:
         if given.lower() not in words:
@@ -73,7 +74,7 @@ def choice(*words: str) -> Callable[[str, str], str]:
 
 
 def codec(name: str, given: str) -> str:
-    """Parse the name of a codec that is installed here."""
+    """Parse the name of a codec. The codec must be installed here."""
     if given.lower() in ("bytes", "json", "msgpack"):
         return given.lower()
     try:
@@ -131,7 +132,7 @@ DELAY_MAX_S = 86_400.0
 
 
 def duration(name: str, given: str) -> float:
-    """Parse a time with its unit, as 30s. Return seconds."""
+    """Parse a time with its unit, for example 30s. Return the number of seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", given.lower().replace(" ", ""))
     value = float(found[1]) * _UNITS[found[2]] if found else math.nan
     if not 0 < value <= DELAY_MAX_S:
@@ -142,19 +143,19 @@ def duration(name: str, given: str) -> float:
 
 
 def query(name: str, given: str) -> str:
-    """Parse the name of a writer."""
+    """Parse the name of a query that writes."""
     return check_query(given, name)
 
 
 def prefix(name: str, given: str) -> str:
-    """Parse the first part of every key."""
+    """Parse the prefix of all keys in Redis."""
     return check_name(given, name)
 
 
 def queue(name: str, given: str) -> QueueName | Literal["all"]:
     """Parse the name of a queue, or the word for all queues.
 
-    "in flight" may be written with - or _ instead of the space.
+    You can write "in flight" with - or _ instead of the space.
     """
     if given.lower() == "all":
         return "all"
@@ -179,7 +180,7 @@ def slots(name: str, given: str) -> tuple[int, ...]:
 
 
 def headers(name: str, given: str) -> bool | tuple[str, ...]:
-    """Parse the option for headers: true, false, or the names of headers that become columns."""
+    """Parse the option for headers: true, false, or names of headers that become columns."""
     if given.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
         return flag(name, given)  # such a header name would be a mistake
     names = tuple(each.strip() for each in given.split(","))
@@ -200,12 +201,12 @@ def header(name: str, given: str) -> str:
 
 
 def columns(name: str, given: str) -> tuple[str, ...]:
-    """Parse names of columns, separated by commas. Return them in lower case."""
+    """Parse names of columns, separated by commas. Return the names in lower case."""
     return _each_once(name, "column", [one.strip().lower() for one in given.split(",")])
 
 
 def moment(name: str, given: str) -> int:
-    """Parse a time: epoch ms, or ISO 8601. A time without a zone is in UTC. Return epoch ms."""
+    """Parse a time as epoch ms or ISO 8601. A time without a zone is in UTC. Return epoch ms."""
     try:
         if given.isdecimal():
             ms = int(given)
@@ -226,7 +227,10 @@ Positions = dict[str, dict[int, str]]  # by topic and slot: the last entry that 
 
 
 def positions(word: str, other: str = "") -> Callable[[str, str], str | Positions]:
-    """Return a parser of positions: one or two words, or JSON as {"orders": {"0": "<ms>-<n>"}}."""
+    """Return a parser of positions in a history.
+
+    A position is one of the given words, or JSON such as {"orders": {"0": "<ms>-<n>"}}.
+    """
 
     def read(name: str, given: str) -> str | Positions:
         if given.lower() in filter(None, (word, other)):

@@ -1,7 +1,8 @@
-"""Parse the options of the data source: names, units, defaults and limits, each checked once.
+"""Parse the options of the data source.
 
-Spark passes options as text, with names in lower case. The driver parses the options, so that an
-invalid option ends the query before it starts. This module does not need PySpark.
+This module has the name, the unit, the default and the limits of each option. Spark passes options
+as text, with names in lower case. The driver parses the options, so that a wrong option ends the
+query before it starts. This module does not need PySpark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ QUEUES: tuple[QueueName, ...] = ("store", "prepare", "dead")
 
 
 class Option(NamedTuple):
-    """An option: its name, its default, and the function that parses its text."""
+    """An option, with its name, its default, and the function that parses its text."""
 
     name: str
     read: Callable[[str, str], Any]  # called with the name as given and the text
@@ -176,16 +177,16 @@ _NO_SINK = {
 def checked(
     given: Mapping[str, str], table: tuple[Option, ...], where: str, passed: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Parse options. Return the value or default of every option in the table, by option name.
+    """Parse options. Return the value or the default of every option in the table.
 
     Args:
-        given: Text of each option, by name. Names may have capital or small letters.
+        given: Text of each option, by name. Capital and small letters are the same.
         table: Possible options.
-        where: Operation that has these options, for errors.
+        where: Operation that has these options, for error messages.
         passed: Names of other options to ignore, in lower case.
 
     Raises:
-        ConfigurationError: A value is not valid, or an option is unknown or given twice.
+        ConfigurationError: A value is not valid, or an option is unknown or occurs twice.
     """
     names = {n: option for option in table for n in (option.name, option.alias) if n}
     known = {name.lower(): name for name in names}
@@ -235,7 +236,7 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
 class Connection:
     """The address of a topic. Its repr hides the URL, which may contain a password.
 
-    The topic is empty if each row that is written names its own topic.
+    If each written row names its own topic, the topic of the address is empty.
     """
 
     url: str = field(repr=False)
@@ -244,7 +245,9 @@ class Connection:
 
 
 def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connection:
-    """Return the address of the topic. The driver's RMQ_URL may replace the option `url`.
+    """Return the address of the topic.
+
+    If the option `url` is missing, the driver's environment variable RMQ_URL applies.
 
     Raises:
         ConfigurationError: The address is missing or not valid.
@@ -265,7 +268,7 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options of a streaming read. `at.topic` describes the topics, for error messages."""
+    """The options of a streaming read. `at.topic` names the topics in error messages."""
 
     at: Connection
     topics: tuple[str, ...]
@@ -289,7 +292,7 @@ class StreamOptions:
 
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
-    """Parse the options of `readStream`. Raises ConfigurationError for a wrong option."""
+    """Parse the options of `readStream`. Raise ConfigurationError for a wrong option."""
     if of_history(given) == "batch":
         raise InvalidValue("queue: a stream reads the history with consume=false; leave queue out")
     values = checked(given, STREAM, "a streaming read")
@@ -320,7 +323,7 @@ def stream(given: Mapping[str, str]) -> StreamOptions:
 
 
 def of_batch(given: Mapping[str, str]) -> bool:
-    """Return whether only batch reads have an option of this name."""
+    """Return whether only batch reads have an option with this name."""
     streams = {
         name.lower()
         for option in (*STREAM, *HISTORY_STREAM)
@@ -346,7 +349,7 @@ class SnapshotOptions:
 
 
 def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
-    """Parse the options of `read`. Raises ConfigurationError for a wrong option."""
+    """Parse the options of `read`. Raise ConfigurationError for a wrong option."""
     values = checked(given, SNAPSHOT, "a batch read")
     if values["queue"] is None:
         raise ConfigurationError(
@@ -363,12 +366,12 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
 
 @dataclass(frozen=True)
 class HistoryOptions:
-    """The options of a read of a history, in a batch or as a stream.
+    """The options of a read of the history, in a batch or as a stream.
 
     Attributes:
         start: First messages to read: a word, a time in epoch ms, or positions.
-        end: Last messages to read, in the same forms. Only for batch reads.
-        fails: Whether a read fails if messages were removed before it reads them.
+        end: Last messages to read, in the same forms. Only batch reads have it.
+        fails: Whether the read fails if RMQ has removed messages that the read did not get.
     """
 
     at: Connection
@@ -387,7 +390,7 @@ class HistoryOptions:
 
 
 def of_history(given: Mapping[str, str]) -> Literal["batch", "stream"] | None:
-    """Return which kind of history read the options select, or None if they select no history."""
+    """Return which kind of history read the options select, or None for other reads."""
     words = {key.lower(): str(value).strip().lower() for key, value in given.items()}
     if words.get("queue") == HISTORY:
         return "batch"
@@ -395,7 +398,7 @@ def of_history(given: Mapping[str, str]) -> Literal["batch", "stream"] | None:
 
 
 def history(given: Mapping[str, str]) -> HistoryOptions:
-    """Parse the options of a read of a history. Raises ConfigurationError for a wrong option."""
+    """Parse the options of a read of the history. Raise ConfigurationError for a wrong option."""
     is_batch = of_history(given) == "batch"
     where = "a batch read of the history" if is_batch else _OF_STREAM
     values = checked(given, HISTORY_BATCH if is_batch else HISTORY_STREAM, where)
@@ -417,7 +420,6 @@ def history(given: Mapping[str, str]) -> HistoryOptions:
 def _bound(
     values: Mapping[str, Any], side: str, default: str, topics: Collection[str]
 ) -> str | int | Positions:
-    """Return the value of the options `<side>Offsets` and `<side>Timestamp`, or the default."""
     by_offset, by_time = values.get(f"{side}Offsets"), values.get(f"{side}Timestamp")
     if by_offset is not None and by_time is not None:
         raise InvalidValue(f"{side}Offsets, {side}Timestamp: give one of them")
@@ -447,9 +449,9 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
     """Parse the options of `write` and `writeStream`.
 
     Args:
-        given: Text of each option, by name. Names may have capital or small letters.
-        columns: Columns of the rows. If there is a column `topic`, the option `topic` may be
-            missing.
+        given: Text of each option, by name. Capital and small letters are the same.
+        columns: Columns of the rows. If the rows have a column `topic`, you may omit the option
+            `topic`.
 
     Raises:
         ConfigurationError: An option is wrong.
@@ -471,7 +473,7 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
 
 @dataclass(frozen=True)
 class DeadLetterOptions:
-    """The options of a write with the option `action`."""
+    """The options of a write that redrives or purges dead letters."""
 
     at: Connection
     action: str
@@ -479,12 +481,14 @@ class DeadLetterOptions:
 
 
 def of_dead_letters(given: Mapping[str, str]) -> bool:
-    """Return whether a write redrives or purges dead letters, instead of sending messages."""
+    """Return whether a write redrives or purges dead letters instead of sending messages."""
     return any(key.lower() == "action" for key in given)
 
 
 def dead_letters(given: Mapping[str, str], columns: Collection[str] = ()) -> DeadLetterOptions:
-    """Parse the options of a write with the option `action`. The parameters are those of `sink`.
+    """Parse the options of a write that redrives or purges dead letters.
+
+    The parameters are the same as for `sink`.
 
     Raises:
         ConfigurationError: An option is wrong.

@@ -1,7 +1,7 @@
-"""Plan the tasks of a batch: the number of tasks, and the messages that each task reads.
+"""Plan the tasks of a batch, and the messages that each task reads.
 
-A task may read parts of several slots. Spark needs about 20 ms for a task, so a small batch has few
-tasks.
+A task may read messages of several slots. Spark needs about 20 ms for a task, so a small batch has
+few tasks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
 
 def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Share]:
-    """Divide the messages of a topic in a batch into one part per slot."""
+    """Divide the messages that a batch has from a topic into one part for each slot."""
     return [
         Share(topic, slot, after.get(slot, 0), upto[slot], count)
         for slot, count in sorted(held.items())
@@ -43,10 +43,10 @@ def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Sha
 
 
 def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
-    """Divide a batch among at most `count` tasks. A batch with few messages gets fewer tasks.
+    """Divide a batch among at most `count` tasks. A small batch gets fewer tasks.
 
-    If sequence numbers of a slot are missing, the slot is not divided, because the positions of its
-    messages are unknown.
+    If sequence numbers of a slot are missing, one task reads the whole slot, because the positions
+    of the messages are unknown.
     """
     total = sum(part.held for part in parts)
     count = max(1, min(count, total))
@@ -71,7 +71,7 @@ def tasks(parts: Sequence[Share], count: int) -> list[list[Share]]:
 
 
 def wanted(messages: int, tasks: int | None, rows: int | None, cores: int) -> int:
-    """Return the number of tasks for a batch.
+    """Return how many tasks a batch gets.
 
     Args:
         messages: Number of messages in the batch.
@@ -91,11 +91,11 @@ _SETTING = re.compile(r"^(spark\.[\w.]+)=(.*)$")
 
 
 def cores_of_cluster(jvm: int | None = None) -> int:
-    """Return how many tasks the cluster runs in parallel, by the settings of Spark's driver.
+    """Return how many tasks the cluster runs at the same time.
 
-    Spark does not pass its settings to a data source. The user's settings are in the command line
-    of the JVM, which is the parent of this process. If the command line has no such settings, the
-    result is the number of cores of this machine.
+    Spark does not pass its settings to a data source. So the function reads the settings from the
+    command line of the JVM, which is the parent of this process. If the command line has no such
+    settings, the result is the number of cores of this machine.
 
     Args:
         jvm: Process id of the JVM. Default: the parent of this process.

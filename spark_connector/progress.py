@@ -1,4 +1,7 @@
-"""Report the progress of a query to Spark, and to Redis with each renewal of the query's lease."""
+"""Report the progress of a query to Spark and to Redis.
+
+Redis gets a report with each renewal of the query's lease.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ class Progress:
     Attributes:
         rows: Number of messages in the batches of this run.
         batches: Number of batches that this run has begun.
-        replays: Number of batches that an earlier run began and this run repeated. A batch of
+        replays: Number of batches from an earlier run that this run has repeated. A batch with
             several topics counts once for each topic.
-        ahead: Number of messages that the query had already taken when Spark requested the last
+        ahead: Number of messages that the query had already received when Spark requested the last
             batch.
     """
 
@@ -31,9 +34,10 @@ class Progress:
         self._report: tuple[float, dict[str, Any]] | None = None
 
     def report(self, lease: QueryLease, known: Iterable[str]) -> dict[str, Any]:
-        """Return the number of waiting messages by topic and slot, and the counts from `figures`.
+        """Return the number of waiting messages by topic and slot, and the counts of this run.
 
-        The backlog is counted only after a batch, because an idle query has no backlog.
+        The method counts waiting messages only after a batch, because a query without batches has
+        none.
         """
         now = time.monotonic()
         if self._report is not None and now - self._report[0] <= BACKLOG_S:
@@ -58,7 +62,7 @@ class Progress:
     def figures(self, lease: QueryLease) -> dict[str, int]:
         """Return the counts and times of this run, by name.
 
-        The query's lease also sends these values to Redis, so that `Admin.queries` can show them.
+        The query also sends these values to Redis, so that `Admin.queries` can show them.
         """
         return {
             "since_ms": self._since_ms,

@@ -1,7 +1,7 @@
 """Use the filters that Spark passes to a batch read, to skip slots, queues and rows.
 
-Spark evaluates all filters again, so a read may return rows that do not match the filters. But it
-must return all rows that match.
+Spark checks all filters again. So a read may return rows that do not match, but must return all
+rows that match.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _COMPARED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Condition(NamedTuple):
-    """A condition on a column. Spark joins conditions by AND.
+    """A condition on a column. A row must meet all conditions.
 
     Attributes:
         column: Name of the column.
         kind: Name of Spark's filter class.
-        values: Operands. There is exactly one, except for the class In.
+        values: Operands. Only the class In may have more than one operand.
     """
 
     column: str
@@ -58,7 +58,7 @@ class Condition(NamedTuple):
     values: pa.Array
 
     def fits(self, values: pa.Array) -> pa.Array:
-        """Return for each value whether it meets the condition. A null value never meets it."""
+        """Return for each value whether it meets the condition. A null value never does."""
         if self.kind == "In":
             fits = pc.is_in(values, value_set=self.values)
         else:
@@ -70,10 +70,9 @@ class Pushdown:
     """Collects the filters that Spark passes to a batch read.
 
     By default, spark.sql.python.filterPushdown.enabled is false. Spark then refuses every read
-    whose class overrides `pushFilters`, although such a read would work without filters. To detect
-    an override, Spark compares the attribute `__func__` with the same attribute of the base class.
-    So an object of this class has the `__func__` of the base class, and Spark does not treat it as
-    an override.
+    whose class overrides `pushFilters`, although such a read would work without filters. To find an
+    override, Spark compares the attribute `__func__` with the attribute of the base class. So an
+    object of this class has the `__func__` of the base class, and Spark does not see an override.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # missing in 4.0
@@ -83,7 +82,10 @@ class Pushdown:
         self._columns = frozenset(columns)
 
     def __call__(self, filters: Sequence[Filter]) -> Sequence[Filter]:
-        """Keep the usable filters. Return all filters, because Spark evaluates them again."""
+        """Keep the filters that RMQ can use.
+
+        Return all filters, because Spark checks them again.
+        """
         for each in filters:
             condition = self._condition(each)
             if condition is not None:
@@ -108,7 +110,7 @@ class Pushdown:
 
 
 def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
-    """Return whether messages with this slot or queue may meet the conditions.
+    """Return whether messages in this slot or queue can meet the conditions.
 
     `column` is "slot" or "queue", and `value` is the slot or the queue.
     """
@@ -127,7 +129,7 @@ def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
 
 
 def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
-    """Return the range of times of death, in epoch ms, that the conditions allow."""
+    """Return the earliest and the latest time of death that the conditions allow, in epoch ms."""
     low, high = -math.inf, math.inf
     for each in conditions:
         if each.column == "died" and len(each.values):
@@ -140,7 +142,6 @@ def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
 
 
 def _slot_of(text: str) -> int | None:
-    """Return the slot in the text of an id, or None if the text is not an id."""
     try:
         return rmq.MessageId.parse(text).slot
     except InvalidValue:
@@ -152,7 +153,7 @@ def rows_that_fit(
 ) -> list[int]:
     """Return the rows of a queue's page that meet the conditions.
 
-    Only the columns that have conditions are computed.
+    The function creates only columns that have conditions.
     """
     masks = []
     for each in conditions:

@@ -1,8 +1,8 @@
-"""Keep the messages of a streaming query in one or several topics, and renew their lease.
+"""Lease messages of one or several topics for a streaming query.
 
-The lease is kept in Spark's source runner, the only Python process that runs as long as the query.
-A thread renews the lease while Spark's tasks run. The thread ends when the JVM ends, so that a
-source runner whose JVM was killed does not block the next driver.
+The lease belongs to Spark's source runner, the only Python process that runs as long as the query.
+A thread renews the lease while Spark's tasks run. If the JVM is killed, the thread ends, so that
+the next driver can start.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 def owner(process: int | None = None) -> str:
-    """Return the name of the query's owner: by default, the JVM that is the parent of this process.
+    """Return the name of the query's owner. By default, it names the JVM that started this process.
 
-    If the query restarts inside the JVM, the owner is the same, because Spark does not let a JVM
-    run a query twice. The start time distinguishes JVMs with the same process id.
+    If the query restarts in the same JVM, the owner is the same, because a JVM does not run a query
+    twice. The name has the start time of the JVM, because process ids can be used again.
     """
     jvm = process or os.getppid()
     try:
@@ -53,8 +53,8 @@ def owner(process: int | None = None) -> str:
 class QueryLease:
     """The lease of one run of a query.
 
-    One thread at a time may take messages. At the same time, other threads may settle messages and
-    renew the lease.
+    Only one thread at a time may receive messages. At the same time, other threads may settle
+    messages and renew the lease.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class QueryLease:
     ) -> None:
         """Prepare the lease without a call to Redis.
 
-        When the JVM has ended, the thread that renews the lease calls `orphaned`. If `owned_by` is
-        the name of another owner than the JVM, this thread does not check the JVM.
+        When the JVM has ended, the thread that renews the lease calls `orphaned`. If `owned_by`
+        names an owner, this thread does not check the JVM.
         """
         self._options = options
         self._jvm = None if owned_by else os.getppid()
@@ -95,7 +95,7 @@ class QueryLease:
         self._stopped = threading.Event()
 
     def query(self, topic: str) -> rmq.Query:
-        """Return the RMQ query object for one topic."""
+        """Return RMQ's query object for one topic."""
         if topic not in self._queries:
             self._queries[topic] = self._query_as(self._client, topic, self._options.owner_s)
         return self._queries[topic]
@@ -116,20 +116,20 @@ class QueryLease:
         return [name for name in known if pattern.fullmatch(name)]
 
     def check(self) -> None:
-        """Raise the error with which the renewing thread ended the query, if there is one.
+        """Raise the error with which the renewing thread ended the query, if there is an error.
 
         Raises:
             QueryOwned: Another driver has taken over the query.
-            TopicNotFound, TopicVanished: A topic is gone, and onTopicLoss is `fail`.
+            TopicNotFound, TopicVanished: A topic was deleted, and onTopicLoss is `fail`.
         """
         if self._ended_by is not None:
             raise self._ended_by
 
     def _unless_gone(self, topic: str, call: Callable[[], T], otherwise: T) -> T:
-        """Repeat a call until Redis answers. If the topic is gone, return the value of `otherwise`.
+        """Repeat a call until Redis answers. If the topic was deleted, return `otherwise`.
 
         Raises:
-            TopicNotFound, TopicVanished: The topic is gone, and onTopicLoss is `fail`.
+            TopicNotFound, TopicVanished: The topic was deleted, and onTopicLoss is `fail`.
         """
         try:
             return retry_while_away(call, self._retry_s)
@@ -138,11 +138,11 @@ class QueryLease:
             return otherwise
 
     def slots(self, topic: str) -> int:
-        """Return the number of slots of a topic, or raise TopicNotFound."""
+        """Return the number of slots of a topic. Raise TopicNotFound if there is no such topic."""
         return retry_while_away(self.query(topic).slots, self._retry_s)
 
     def late_ms(self, topics: Iterable[str]) -> int:
-        """Return how long the oldest waiting message has waited after its due time, in ms."""
+        """Return for how many ms the oldest waiting message has been due."""
         stats = self._client.admin.stats
         found = (self._unless_gone(topic, partial(stats, topic), None) for topic in topics)
         return max((counts["late_ms"] for counts in found if counts is not None), default=0)
@@ -152,20 +152,20 @@ class QueryLease:
         return self._client._transport.commands
 
     def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """Return the number of messages in each slot that may be taken now, by topic."""
+        """Return how many messages of each slot the query can receive now, by topic."""
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
         """Renew the lease in all slots of a topic.
 
-        Return which messages the query has in each slot. The result counts the messages from
-        `after` to `upto`, which are sequence numbers by slot. The first call waits until the
-        ownership of an earlier driver has expired. If the topic is gone, the result is empty. To
-        read a lost topic that was created again, pass an empty `after`.
+        Return which messages the query has in each slot. The result counts the messages between the
+        sequence numbers `after` and `upto`. The first call waits until the ownership of an earlier
+        driver has expired. If the topic was deleted, the result is empty. If a deleted topic was
+        created again, pass an empty `after`.
 
         Raises:
             QueryOwned: Another driver is running this query.
-            TopicNotFound, TopicVanished: The topic is gone, and onTopicLoss is `fail`.
+            TopicNotFound, TopicVanished: The topic was deleted, and onTopicLoss is `fail`.
         """
         if topic in self.lost and after:
             return []
@@ -201,9 +201,9 @@ class QueryLease:
     def _renew(self) -> None:
         """Renew the lease until the query ends, or until another driver owns the query.
 
-        The ownership is renewed in one slot of each topic. The lease on messages is renewed less
-        often. If the renewal fails for a topic, it is repeated, without a delay for the other
-        topics.
+        The thread renews the ownership in one slot of each topic. It renews the lease of the
+        messages less often. If a renewal fails for a topic, the thread repeats it, and renews the
+        other topics in time.
         """
         owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
         lease_pause_s = self._options.lease_s / 3
@@ -273,7 +273,7 @@ class QueryLease:
         return [slot for slot, number in newest.items() if number > settled.get(slot, 0)]
 
     def held(self) -> int:
-        """Return the number of messages that the query has, as far as this process knows."""
+        """Return how many messages the query has, as far as this process knows."""
         return sum(
             max(0, number - self._settled.get(topic, {}).get(slot, 0))
             for topic, numbers in list(self._holding.items())
@@ -283,10 +283,10 @@ class QueryLease:
     def take(
         self, after: Mapping[str, Numbers], most: int | None, most_bytes: int | None = None
     ) -> dict[str, Numbers]:
-        """Take the next messages of each topic, about the same number from every topic.
+        """Receive the next messages of each topic. Each topic gives about the same number.
 
         Args:
-            after: Last sequence number that was taken, by topic and slot.
+            after: Last sequence number that was received, by topic and slot.
             most: Maximum number of messages, or None for no limit.
             most_bytes: Maximum size of the messages in bytes, or None for no limit.
 
@@ -327,7 +327,7 @@ class QueryLease:
         return found
 
     def wait(self, topics: Iterable[str], seconds: float) -> None:
-        """Wait until messages may be available, for at most the number of seconds in `seconds`."""
+        """Wait until messages may be available. Wait at most `seconds` seconds."""
         present = [self.query(topic) for topic in topics if topic not in self.lost]
         retry_while_away(partial(self._joint.wait, present, seconds), self._retry_s)
 
@@ -337,7 +337,10 @@ class QueryLease:
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
     def settle(self, end: Offset) -> int:
-        """Settle the batch up to the offset `end`. Return the number of messages not settled."""
+        """Settle the batch up to the offset `end`.
+
+        Return how many messages could not be settled.
+        """
         missing = bytes_read = 0
         for topic, at in end.topics.items():
             if topic in self.lost:
@@ -369,7 +372,7 @@ class QueryLease:
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
-        """Make dead letters of all messages up to the offset `end`. Return how many."""
+        """Make dead letters of all messages up to the offset `end`. Return how many there were."""
         return sum(
             self._unless_gone(topic, partial(self.query(topic).reject, at.slots, reason), 0)
             for topic, at in self._present(end)
@@ -379,14 +382,14 @@ class QueryLease:
         return [(topic, at) for topic, at in end.topics.items() if topic not in self.lost]
 
     def opened(self, topic: str) -> tuple[int, bytes] | None:
-        """Return the maximum retries and the creation time of a topic, or None if it is gone."""
+        """Return the maximum retries and creation time of a topic, or None if it was deleted."""
         query = self.query(topic)
         if not self._unless_gone(topic, query.slots, 0):
             return None
         return query.max_retries, query._context.identity
 
     def _lose(self, topic: str, error: TopicNotFound | TopicVanished) -> None:
-        """Continue without a topic that is gone, or raise an error for the user of Spark."""
+        """Continue without a topic that was deleted, or raise an error."""
         if self._options.on_topic_loss == "fail":
             raise type(error)(gone(topic, error)) from error
         if topic not in self.lost:
@@ -394,7 +397,7 @@ class QueryLease:
         self.leave(topic)
 
     def leave(self, topic: str) -> None:
-        """Stop reading a topic that is gone."""
+        """Stop reading a topic that was deleted."""
         self._ours.discard(topic)
         self.lost.add(topic)
         for numbers in (self._holding, self._settled, self._ended):
@@ -402,10 +405,10 @@ class QueryLease:
         self._queries.pop(topic, None)
 
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
-        """Stop renewing, so that another driver can continue immediately.
+        """Stop renewing the lease, so that another driver can continue immediately.
 
-        The query keeps its messages, except the messages after the sequence numbers in `beyond`.
-        Those messages are released, because Spark has no offset for them.
+        The query keeps its messages. But RMQ releases the messages after the sequence numbers in
+        `beyond`, because Spark has no offset for them.
         """
         self._stopped.set()
         if self._ours and self._renewer is not None:

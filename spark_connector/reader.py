@@ -1,7 +1,7 @@
-"""Read the queues of a topic once in a batch, without changing them.
+"""Read the queues of a topic once in a batch. The read changes nothing.
 
-Each page is consistent, but the whole result is not. If a message moves during the read, it may be
-in two queues of the result or in none.
+Each page is consistent, but the whole result is not. If a message moves during the read, the result
+may have it twice or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SnapshotPart(InputPartition):
 
 
 class RmqReader(DataSourceReader):
-    """Reads the queues of a topic. Spark pickles this object, so it has no connection."""
+    """Reads the queues of a topic. Spark pickles this object, so the object has no connection."""
 
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
@@ -54,7 +54,10 @@ class RmqReader(DataSourceReader):
         return Pushdown(self._conditions, [] if self._options.limit else self._schema.names)
 
     def partitions(self) -> list[SnapshotPart]:
-        """Divide the queues into parts: by slot, and by score if a slot has many messages."""
+        """Divide the queues into parts.
+
+        There is a part for each slot. If a slot has many messages, it has several parts.
+        """
         at = self._options.at
         with connect(at) as client:
             stats = client.admin.stats_by_slot(at.topic)
@@ -120,7 +123,7 @@ class RmqReader(DataSourceReader):
 
 
 def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[QueueBlock]:
-    """Yield pages until they have as many messages as `most`."""
+    """Yield pages until they have `most` messages."""
     while block := retry_while_away(read, RETRY_S):
         if most is not None:
             block = block.part(0, most)
@@ -133,7 +136,8 @@ def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[
 def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
     """Join pages into larger blocks, because many small batches are slow.
 
-    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, unless a single page is larger.
+    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes. If one page is larger, this page is a
+    block.
     """
     waiting: list[QueueBlock] = []
     rows = size = 0
@@ -150,7 +154,6 @@ def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
 
 
 def _messages(stats: dict[str, int], queue: str) -> int:
-    """Return the number of messages in a queue of a slot."""
     if queue == "store":
         return stats["retries"] + stats["priority"] + stats["due"] + stats["later"]
     return stats["in_flight" if queue == "prepare" else queue]

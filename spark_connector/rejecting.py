@@ -1,8 +1,9 @@
-"""Reject or nack single messages of a Spark batch, because their rows failed.
+"""Reject or nack single messages of a Spark batch.
 
-`reject` and `nack` are called in `foreachBatch` and run in tasks. RMQ records each such message in
-the query's log. So each message is removed from the batch once, even if the batch is replayed, a
-task is repeated, or a second driver runs. The other messages of the batch are settled as usual.
+Call `reject` and `nack` in `foreachBatch`. They run in Spark's tasks. RMQ records each of these
+messages in the query's log. So RMQ removes each message from the batch only once, even if Spark
+replays the batch, repeats a task, or runs a second driver. RMQ settles the other messages of the
+batch as usual.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger("spark_connector")
 
 
 class Needed(NamedTuple):
-    """A required column: its possible types, and advice on how to get this column."""
+    """A required column, with its possible types and advice on how to get the column."""
 
     types: tuple[type[DataType], ...]
     hint: str
@@ -52,7 +53,7 @@ NACK = COLUMNS | {"delay_ms": Needed(WHOLE, "", False), "error": Needed(_TEXT, "
 
 
 def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
-    """Make messages of a batch dead letters. Call it in `foreachBatch`, with the rows to reject.
+    """Make messages of a batch dead letters. Call this in `foreachBatch`.
 
         def handle(df, batch):
             bad = df.where("unreadable is not null").withColumn("reason", df.unreadable)
@@ -60,52 +61,54 @@ def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> 
             ...
 
     Args:
-        df: Rows of the batch with their columns `message_id`, `topic`, `slot`, `seq` and `query`
-            unchanged, and a column `reason` (string). Other columns are ignored. The column `query`
-            exists if the read has the option `includeQuery`.
+        df: Rows to reject, with a column `reason` (string). Do not change the columns `message_id`,
+            `topic`, `slot`, `seq` and `query` of the batch. The column `query` exists if the read
+            has the option `includeQuery`. RMQ ignores other columns.
         url: Address of Redis for the tasks. Default: `RMQ_URL` of the driver.
         prefix: Prefix of the topics. Default: `rmq`.
 
     Returns:
-        Numbers of messages: `dead` (made dead letters by this call), `before` (removed by an
-        earlier call, by an earlier run of the batch, or by another row), and `lost` (no longer in
-        the query, because its lease expired). Lost messages are not changed. Other consumers may
-        have received these messages.
+        Three numbers of messages. `dead` counts messages that this call made dead letters. `before`
+        counts messages that were already removed by an earlier call, by an earlier run of the
+        batch, or through another row. `lost` counts messages that the query no longer has, because
+        its lease expired. RMQ does not change these messages, and other consumers may have received
+        them.
 
     Guarantee:
-        Each message is rejected once, even if the batch is replayed many times, and is not settled
-        with the other messages. A call that fails may have rejected some of the messages. It is
-        safe to repeat the call.
+        RMQ rejects each message once, even if Spark replays the batch many times, and does not
+        settle it with the other messages. If a call fails, some messages may be rejected. You can
+        safely repeat the call.
 
     Raises:
-        InvalidValue: A column is missing or has another type. Spark raises it for a value that is
+        InvalidValue: A column is missing or has another type. Spark raises this error if a value is
             null or was changed.
     """
     return _fail(df, "reject", REJECT, url, prefix)
 
 
 def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
-    """Give messages of a batch back for a retry. Call it in `foreachBatch`, like `reject`.
+    """Give messages of a batch back for a retry. Call this in `foreachBatch`, like `reject`.
 
     Each message loses a retry, as with `Consumer.nack`. A message without a remaining retry becomes
     a dead letter.
 
     Args:
-        df: Rows as for `reject`, without `reason`. A column `delay_ms` (whole number) sets the wait
-            before the message is delivered again, to any reader of the topic. If the value is null
-            or the column is missing, the topic's retry policy sets the wait. A column `error`
-            (string) is stored in the failure entry.
+        df: Rows to give back, with the same columns as for `reject`, but without `reason`. A column
+            `delay_ms` (whole number) says how long the message waits before RMQ delivers it again
+            to any reader of the topic. If the column is missing or its value is null, the topic's
+            retry policy applies. RMQ stores the text in a column `error` (string) as the reason of
+            the failure.
         url: Address of Redis, as for `reject`.
         prefix: Prefix of the topics, as for `reject`.
 
     Returns:
-        Numbers of messages: `retried` (given back by this call), `dead` (made dead letters by this
-            call), and `before` and `lost` as for `reject`.
+        Four numbers of messages. `retried` counts messages that this call gave back. `dead` counts
+        messages that this call made dead letters. `before` and `lost` are the same as for `reject`.
 
     Guarantee:
-        The same as for `reject`. If the batch is replayed, the row is in the batch again. If
+        The same as for `reject`. If Spark replays the batch, the row is in the batch again. If
         another reader has settled the message in the meantime, its `value` is empty, and
-        `unreadable` says why.
+        `unreadable` gives the reason.
     """
     return _fail(df, "nack", NACK, url, prefix)
 
@@ -130,7 +133,7 @@ def _fail(
 
 
 def connection(url: str | None, prefix: str | None) -> Connection:
-    """Check the address of Redis and return it, without a topic.
+    """Check and return the address of Redis, without a topic.
 
     Raises:
         InvalidValue: The address is not valid.
@@ -145,10 +148,10 @@ def connection(url: str | None, prefix: str | None) -> Connection:
 
 
 def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
-    """Check the columns. Return the name of each needed column in the spelling of the schema.
+    """Check the columns. Return the name of each needed column with the schema's capital letters.
 
     Raises:
-        InvalidValue: A column is missing, of another type, or given twice.
+        InvalidValue: A column is missing, of another type, or occurs twice.
     """
     found = spelled(schema, {name: column.types for name, column in table.items()})
     for name, column in table.items():
@@ -163,11 +166,11 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
 
 
 def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
-    """Return a Spark function that rejects or nacks the rows of a task.
+    """Return a function that rejects or nacks the rows of a task in Spark.
 
-    For each row, the function returns an outcome. The outcomes are not in the order of the rows,
-    because the caller only counts the outcomes. Spark's `mapInArrow` is not used, because it needs
-    pandas.
+    The function returns an outcome for each row. The outcomes have another order than the rows,
+    because the caller only counts the outcomes. The function does not use Spark's `mapInArrow`,
+    because `mapInArrow` needs pandas.
     """
 
     def fail(rows: pa.Array) -> pa.Array:
@@ -196,7 +199,7 @@ _COLUMN_OF = {"id": "message_id", "number": "seq", "run": "query", "name": "topi
 
 
 def _messages(rows: pa.Array) -> dict[tuple[str, str], list[FailedMessage]]:
-    """Return the messages in the rows, by topic and query.
+    """Return the messages that the rows name, for each topic and query.
 
     Raises:
         InvalidValue: A value is null or is not an id.

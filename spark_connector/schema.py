@@ -1,7 +1,7 @@
 """Define the columns of a read, and create record batches with these columns.
 
-Spark compares the first batch with the schema, including time zones and nulls. So arrays get the
-types of the schema, and no type is derived from the messages.
+Spark compares the first batch with the schema, including time zones and nulls. So the arrays use
+the types of the schema, not types that Arrow finds in the data.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def stream_schema(headers: bool | tuple[str, ...], query: bool = False) -> Struc
     """Return the columns of a streaming read.
 
     Args:
-        headers: True to add the column `headers`, or the names of headers that each become a
-            column.
+        headers: True to add the column `headers`, or names of headers. Each of these headers
+            becomes a column.
         query: True to add the column `query`, for `reject` and `nack`.
 
     Raises:
@@ -139,7 +139,7 @@ def snapshot_schema(
 
     Args:
         headers: Headers as for `stream_schema`.
-        columns: Wanted columns in their order, in lower case. Default: all columns.
+        columns: Names of the wanted columns in lower case, in their order. Default: all columns.
         attempts: True to add the column `attempts`.
 
     Raises:
@@ -152,14 +152,16 @@ def snapshot_schema(
 def history_schema(
     headers: bool | tuple[str, ...], columns: Sequence[str] | None = None
 ) -> StructType:
-    """Return the columns of a read of the history. The parameters are those of snapshot_schema."""
+    """Return the columns of a read of the history.
+
+    The parameters are the same as for `snapshot_schema`.
+    """
     return _selected(_KEPT + _headers(headers), columns, _HEADERS)
 
 
 def _selected(
     fields: tuple[Field, ...], columns: Sequence[str] | None, more: tuple[Field, ...]
 ) -> StructType:
-    """Return the wanted columns, which may also be in `more`, or all of `fields`."""
     if columns is None:
         return _schema(fields)
     by_name = {field[0].lower(): field for field in (*fields, *more)}
@@ -172,7 +174,7 @@ def _selected(
 
 
 def refuse_other_schema(given: StructType, ours: StructType) -> None:
-    """Refuse a schema that differs from the schema of this data source.
+    """Raise an error if a schema differs from the schema of this data source.
 
     Raises:
         InvalidValue: The schemas differ.
@@ -187,8 +189,8 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 class Batches:
     """Creates record batches of one schema. Create this object in the task that uses it.
 
-    `query` identifies the streaming query, or is empty. Rows of a queue must meet all
-    `conditions`.
+    `query` identifies the streaming query, or is empty. The object omits rows of a queue that do
+    not meet all `conditions`.
     """
 
     def __init__(
@@ -205,8 +207,9 @@ class Batches:
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Return a record batch.
 
-        A single value fills every row. A missing column is null. A column may also be a function
-        that creates the column. The function is called only if the schema has this column.
+        If you pass a single value for a column, the value fills every row. If a column is missing,
+        its values are null. You can also pass a function that creates the column. The method calls
+        the function only if the schema has the column.
         """
         arrays = []
         for field in self.schema:
@@ -224,9 +227,10 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def of_blocks(self, blocks: Sequence[Block]) -> pa.RecordBatch:
-        """Join blocks of messages from any slots and topics, because small batches are slow.
+        """Join blocks of messages into larger batches, because small batches are slow.
 
-        An unreadable record becomes a row as well, so that it does not block other messages.
+        The blocks may have any slots and topics. An unreadable record becomes a row as well, so
+        that it does not block other messages.
         """
         records = list(chain.from_iterable(block.records for block in blocks))
         counts = [len(block.records) for block in blocks]
@@ -245,8 +249,8 @@ class Batches:
     def of_queue(self, block: QueueBlock) -> Iterator[pa.RecordBatch]:
         """Yield a page of a queue as batches.
 
-        A batch ends when its bodies reach VALUES_BYTES, because few stored bytes may decompress to
-        many.
+        A batch ends when its bodies have VALUES_BYTES bytes, because a small stored body can become
+        very large when it is decompressed.
         """
         if self._conditions:
             columns = queue_columns(block, Stored(block.ids, block.records))
@@ -266,7 +270,10 @@ class Batches:
         return self.batch(len(block.records), columns)
 
     def of_history(self, topic: str, messages: Sequence[AckedMessage]) -> Iterator[pa.RecordBatch]:
-        """Yield a page of the history of a topic as batches of the same size as in `of_queue`."""
+        """Yield a page of a topic's history as batches.
+
+        The batches have the same size as in `of_queue`.
+        """
         whole = Stored(b"".join(one.id for one in messages), [one.record for one in messages])
         for start, stop, stored in whole.pieces(VALUES_BYTES):
             part = messages[start:stop]
@@ -280,7 +287,10 @@ class Batches:
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:
-    """Repeat each value for the rows of its block, or return a single value if all are equal."""
+    """Repeat each value for all rows of its block.
+
+    If all values are equal, return a single value.
+    """
     if values.count(values[0]) == len(values):
         return values[0]
     return list(chain.from_iterable(map(repeat, values, counts)))

@@ -1,16 +1,12 @@
 """Define the data source `rmq` of Spark.
 
-Name:
-    rmq
-Schema:
-    message_id, topic, slot, value, timestamp, priority, attempt and more, see docs/spark.md. The
-    column `value` is the body, as its producer's codec wrote it.
-Options:
-    url, subscribe, and the options in `spark_connector.options`, each with its unit and default.
+Name: rmq Schema: message_id, topic, slot, value, timestamp, priority, attempt and more.
+docs/spark.md describes all columns. The column `value` is the body as the producer's codec wrote
+it. Options: url, subscribe, and the options in `spark_connector.options`.
 Guarantee:
-    A streaming read settles a batch after Spark has committed it. Until then, the read can replay
-    the batch exactly. With a sink that recognizes repeated batches, each message is processed
-    exactly once. A batch read receives no message.
+    A streaming read settles a batch after Spark has committed it. Until then, Spark can replay the
+    batch with the same messages. With a sink that recognizes repeated batches, each message is
+    processed exactly once. A batch read only shows messages, and does not receive them.
 
     from spark_connector import RmqDataSource
 
@@ -42,9 +38,9 @@ if TYPE_CHECKING:
 class RmqDataSource(DataSource):
     """RMQ as a source and a sink, for batches and for streams.
 
-    The object has only the options, because Spark pickles it for every process that it starts.
-    Other modules are imported when they are used, because Spark may load this class only to read
-    its name.
+    The object has only the options, because Spark pickles it for every process that it starts. The
+    object imports other modules only when it needs them, because Spark may load this class only to
+    read its name.
     """
 
     @classmethod
@@ -55,8 +51,8 @@ class RmqDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns. A batch read has more columns than a streaming read.
 
-        Spark does not say which kind of read it wants. If the read has an option that exists only
-        for batch reads, it is a batch read.
+        Spark does not say which kind of read it wants. If you set an option that only batch reads
+        have, the method returns the columns of a batch read.
         """
         from spark_connector import options, schema
 
@@ -70,7 +66,7 @@ class RmqDataSource(DataSource):
         return schema.stream_schema(parsed.headers, parsed.query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming read: of the history, or of messages leased until Spark commits."""
+        """Return the streaming read of messages, or the streaming read of the history."""
         from spark_connector import options
         from spark_connector.schema import history_schema, refuse_other_schema, stream_schema
 

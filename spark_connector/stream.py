@@ -1,17 +1,16 @@
-"""Read a stream in micro-batches, which are replayed exactly after a crash, and settle them.
+"""Read a stream in micro-batches, and settle them. Spark can replay them exactly after a crash.
 
 Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
 the batch to its commit log. After a crash, Spark starts again at partitions, with the same offsets.
-Messages are therefore taken only before latestOffset returns. Tasks read messages that the query
-has, and change nothing. A call of latestOffset settles the messages up to its argument `start`,
-because Spark calls latestOffset only when the batch that ends at `start` is in the commit log.
-Spark does not call `commit` for the last batch of a run.
+So RMQ receives messages only before latestOffset returns. Tasks read messages that the query
+already has, and change nothing. When Spark calls latestOffset, the batch that ends at the argument
+`start` is in the commit log. So latestOffset settles the messages up to `start`. Spark does not
+call `commit` for the last batch of a run.
 
-While the tasks of a batch run, RMQ settles the previous batch, and takes the next batch if more
-messages wait. Messages are "ahead" if they are taken, but latestOffset has not returned them yet.
-After a crash, these messages are the next batch. RMQ recognises such messages because no task has
-read them. Tasks may have read the other messages of the query, which belong to a batch whose offset
-Spark may have.
+While the tasks of a batch run, RMQ settles the previous batch. If more messages wait, RMQ also
+receives the next batch. Messages are "ahead" if RMQ has received them, but latestOffset has not
+returned them yet. After a crash, these messages are the next batch. RMQ recognizes these messages
+because no task has read them. If a task has read a message, Spark may have the offset of its batch.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass
 class Part(InputPartition):
-    """The part of a batch that a task reads. It is pickled to the executor."""
+    """The part of a batch that a task reads. Spark pickles this object for the executor."""
 
     run: str
     held: int
@@ -75,8 +74,8 @@ class Part(InputPartition):
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics for one run of a query.
 
-    Spark creates one object in the source runner, which lives as long as the query, and pickles
-    another object for the tasks. An object therefore connects only at its first call.
+    Spark creates one object in the source runner, which lives as long as the query. Spark pickles
+    another object for the tasks. So an object connects to Redis only at its first call.
     """
 
     # Name of the query's owner. Default: the JVM that started this process.
@@ -125,7 +124,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._query_lease
 
     def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        """Run a call in a daemon thread, which lets the executor's process end."""
+        """Run a call in a daemon thread, so that the executor's process can end."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -159,10 +158,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _subscribed(self, lease: QueryLease, known: Offset | None) -> list[str]:
         """Return the topics to read.
 
-        If `known` is an offset, all its topics must still be among the topics to read.
+        If you pass the offset `known`, the query must still read all topics of this offset.
 
         Raises:
-            TopicNotFound: A topic of the checkpoint is gone, and onTopicLoss is `fail`.
+            TopicNotFound: A topic of the checkpoint was deleted, and onTopicLoss is `fail`.
             ConfigurationError: No topic matches the pattern, or the checkpoint has other topics.
         """
         now = time.monotonic()
@@ -234,7 +233,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Read from Redis which messages the query holds after the offset `known`.
+        """Read from Redis which messages the query has after the offset `known`.
 
         The first call reads all topics. Later calls read only new topics.
         """
@@ -315,8 +314,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Offset | None:
         """Return the offset of a batch, with its number of messages.
 
-        The number of messages is the difference of two sequence numbers. If the lease may have
-        expired since the messages were taken, RMQ counts the messages.
+        The number of messages is the difference between two sequence numbers. If the lease may have
+        expired since RMQ received the messages, RMQ counts the messages instead.
         """
         end, newest = _without(lease.lost, known.topics), _without(lease.lost, newest)
         exact = lease.lapses() != self._lapses or _beyond(known, self._inherited) > 0
@@ -347,9 +346,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics[1] if self._topics else []
 
     def _finish_taking(self) -> dict[str, Numbers]:
-        """Wait until the background thread has taken messages.
+        """Wait until the background thread has received messages.
 
-        Return the newest sequence numbers that were taken, by topic and slot.
+        Return the newest sequence numbers, by topic and slot.
         """
         if self._taking is not None:
             taking, self._taking = self._taking, None
@@ -360,17 +359,18 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ahead
 
     def _finish_settling(self) -> None:
-        """Wait for the background thread that settles a batch, and raise its error."""
+        """Wait until the background thread has settled a batch, and raise its error."""
         if self._settling is not None:
             settling, self._settling = self._settling, None
             settling.result()
 
     def _unread(self, lease: QueryLease, end: Offset) -> bool:
-        """Return whether Spark has ended a batch although no task has read a message of this batch.
+        """Return whether Spark has ended a batch although no task has read its messages.
 
-        Such a batch is not settled. If a file sink has already written a batch with the same
-        number, it drops the batch, and Spark runs no task for it. Without this check, a new query
-        with the output path of an earlier query would lose its first batches.
+        RMQ does not settle such a batch. If a file sink has already written a batch with the same
+        number, the sink drops the new batch, and Spark runs no task. This happens if a new query
+        uses the output path of an earlier query. Without this check, the new query would lose its
+        first batches.
 
         Raises:
             ConfigurationError: No task has read the batch, and onClaimLoss is `fail`.
@@ -410,19 +410,19 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._raise_or_log(LeaseLost(missed(self._options, end.messages, missing)))
 
     def _raise_or_log(self, error: Exception) -> None:
-        """Raise an error about messages that other consumers may have received, or log it.
+        """Raise an error about messages that other consumers may have received.
 
-        The error is logged if onClaimLoss is `continue`.
+        If onClaimLoss is `continue`, log the error instead.
         """
         if self._options.on_loss == "fail":
             raise error
         _log.warning("%s", error)
 
     def _log_gaps(self, topic: str, gone: int) -> None:
-        """Log that a batch lacks messages for some of its sequence numbers.
+        """Log that some sequence numbers of a batch have no messages.
 
-        Such gaps arise if a driver died before Spark wrote the offset, or if a checkpoint was
-        replaced by an older copy. With an older copy, sinks drop the batch, because they have
+        This happens if a driver died before Spark wrote the offset, or if somebody replaced a
+        checkpoint by an older copy. With an older copy, sinks drop the batch, because they have
         already written a batch with its number. So no other message may get the missing sequence
         numbers.
         """
@@ -436,12 +436,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )  # fmt: skip
 
     def _announces(self, known: Offset, limit: ReadLimit) -> bool:
-        """Return whether Spark must write the run's name to its log before any message is taken.
+        """Return whether the first batch of a query must be empty.
 
-        A new query begins with an empty batch, whose offset has the name of the run. Without this
-        batch, Spark could crash after messages were taken, but before the name is in its log. These
-        messages would then wait until their lease ends. With Trigger.Once, which has only one
-        batch, RMQ accepts this wait.
+        The offset of the empty batch puts the name of the run into Spark's log. Without this batch,
+        Spark could crash after RMQ has received messages, but before the name is in the log. These
+        messages would then wait until their lease ends. With Trigger.Once, there is only one batch,
+        so RMQ accepts this wait.
         """
         if known.run != self._new_run or self._announced or isinstance(limit, ReadAllAvailable):
             return False
@@ -449,16 +449,15 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _most(self, limit: ReadLimit) -> int | None:
-        """Return the largest number of messages that may be taken, or None for no limit."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._left is None:
             return most
         return self._left if most is None else min(most, self._left)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the figures that Spark shows as the latest offset in the progress of the query.
+        """Return the figures that Spark shows in the progress of the query as the latest offset.
 
-        The figures are the numbers of waiting messages by topic and slot, and the counts in
+        The figures are the numbers of waiting messages for each topic and slot, and the counts in
         `Progress`.
         """
         if self._query_lease is None or not self._begun:
@@ -466,10 +465,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress.report(self._query_lease, self._known_topics())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
-        """Plan the tasks of a batch, which an earlier run may have begun.
+        """Plan the tasks of a batch. An earlier run may have begun this batch.
 
-        The name of the run is read from `end`. When Spark replays the first batch of a query, it
-        calls initialOffset again, so `start` has a new name that was never used.
+        The method reads the name of the run from `end`. The name in `start` can be wrong: if Spark
+        replays the first batch of a query, it calls initialOffset again and gets a new name.
         """
         self._logged.note_planned(start, end)
         known, since = offsets.read(end), offsets.read(start)
@@ -526,10 +525,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Part(run, sum(share.held for share in task), parts, stamps)
 
     def _check_progress(self, since: Offset) -> None:
-        """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
+        """Raise an error if Spark tracks progress asynchronously.
 
-        Between two batches of a run, Spark always calls `commit`, unless asynchronous progress
-        tracking is on.
+        With asynchronous progress tracking, RMQ would settle batches that Spark may replay. Spark
+        then does not always call `commit` between two batches of a run.
 
         Raises:
             ConfigurationError: Spark has not committed the previous batch.
@@ -542,7 +541,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _gives_up(self, lease: QueryLease, end: Offset) -> bool:
-        """If a batch was replayed too often, make dead letters of its messages, and return True."""
+        """Make the messages of a batch dead letters if the batch was replayed too often.
+
+        Return whether the batch was replayed too often.
+        """
         most = self._options.max_replays
         if most is None:
             return False
@@ -564,9 +566,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle a batch, unless `latestOffset` has settled it or is about to settle it.
+        """Settle a batch, unless `latestOffset` settles it.
 
-        Spark waits for this call before it runs the next tasks, so it must be short.
+        Spark waits for this call before it runs the next tasks, so the call must be short.
         """
         known = self._committed = offsets.read(end)
         if self._returned is not None and self._returned[0] == known:
@@ -578,10 +580,10 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """End the ownership of the query, so that another driver can continue immediately.
 
-        The query keeps the messages of its batches, because a restart replays these batches.
-        Messages taken ahead are released, because Spark has no offset for them. Spark calls this
-        method when the driver has crashed or a call has raised. At a clean stop Spark sends
-        SIGTERM, see `_stop_on_sigterm`.
+        The query keeps the messages of its batches, because a restart replays these batches. RMQ
+        releases messages that were received ahead, because Spark has no offset for them. Spark
+        calls this method when the driver has crashed or a call has raised an error. At a clean
+        stop, Spark sends SIGTERM, see `_stop_on_sigterm`.
         """
         if self._query_lease is None:
             return
@@ -596,7 +598,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of a batch. Spark may repeat this call, because it changes nothing."""
+        """Read a part of a batch. Spark may repeat this call, because the call changes nothing."""
         assert isinstance(partition, Part)
         options = self._options
         batches = Batches(self._schema, partition.run)
@@ -624,9 +626,10 @@ SHARE_OF_PAGE = 4  # copies of a page in memory: replies, records, columns, and 
 
 
 def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
-    """Return whether a topic was deleted since the batch was planned.
+    """Return whether a topic was deleted after the batch was planned.
 
-    A topic that was created again has another creation time than in `stamps`.
+    `stamps` has the creation time of each topic in the plan. If a topic was created again, its
+    creation time differs.
     """
     for name, stamp in stamps.items():
         topic = client.topic(name)
@@ -648,7 +651,6 @@ def _zeros(slots: int) -> Position:
 
 
 def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
-    """Return how many sequence numbers are after an offset."""
     return sum(
         max(0, number - known.slots(topic).get(slot, 0))
         for topic, numbers in newest.items()
@@ -657,7 +659,6 @@ def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
 
 
 def _wait(future: Future[Any]) -> None:
-    """Wait briefly for a call in a background thread, and ignore its result."""
     try:
         future.result(STOP_S)
     except BaseException as error:
@@ -671,10 +672,10 @@ def _named(options: StreamOptions) -> str:
 
 
 def _stop_on_sigterm() -> bool:
-    """Let SIGTERM end the process with an exception, so that `stop` is called.
+    """Let SIGTERM end this process with an exception, so that Spark calls `stop`.
 
-    This is done only in Spark's source runner, which has no other signal handlers. Return whether
-    this process is a source runner.
+    The function does this only in Spark's source runner, which has no other signal handlers. Return
+    whether this process is a source runner.
     """
     if (
         sys.argv[0].endswith("python_streaming_source_runner.py")
@@ -686,7 +687,6 @@ def _stop_on_sigterm() -> bool:
 
 
 def _terminate() -> None:
-    """End this process in the same way as a clean stop, even in the middle of a call."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -696,7 +696,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def unread(options: StreamOptions, batch: int) -> str:
-    """Return the error text for a batch that Spark has ended although no task has read it."""
+    """Return the error text for a batch that ended although no task has read its messages."""
     return (
         f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
         "read any. Either a sink dropped it because it had seen the batch's number, as file sinks "
@@ -707,7 +707,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 
 
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
-    """Return the error text for an ended batch whose messages other consumers may have received."""
+    """Return the error text for a batch that ended after other consumers received its messages."""
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "

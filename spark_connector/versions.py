@@ -1,4 +1,4 @@
-"""Replace parts of PySpark that the versions 3.5, 4.0 and 4.1 lack.
+"""Replace parts of PySpark that the versions 3.5, 4.0 and 4.1 do not have.
 
 Because of this module, other modules need not check versions. PySpark 4.0 and 4.1 have no limits
 for streaming reads, and do not pass the start of a batch. PySpark 4.0 also has no filters for batch
@@ -75,7 +75,7 @@ else:
     except ImportError:  # before Spark 4.2
 
         class ReadLimit:
-            """A limit of a batch."""
+            """Limit of a batch."""
 
         class ReadAllAvailable(ReadLimit):
             """No limit. Spark 4.0 and 4.1 never pass it."""
@@ -87,17 +87,17 @@ else:
             max_rows: int
 
         class SupportsTriggerAvailableNow:
-            """Spark 4.0 and 4.1 run one batch with this trigger, without a call to the source."""
+            """With this trigger, Spark 4.0 and 4.1 run one batch, and do not call the source."""
 
 
 class LoggedOffset:
-    """The newest offset in Spark's log, which Spark 4.0 and 4.1 do not pass to latestOffset.
+    """The newest offset in Spark's log. Spark 4.0 and 4.1 do not pass it to latestOffset.
 
-    Other calls show the offset. The first call after a restart is `partitions`, with the newest
-    offset of the log as start and end. If the batch that ends at this offset is not in the commit
-    log, Spark plans the batch before it calls latestOffset. In a new query, latestOffset is the
-    first call. An offset from latestOffset is in the log when Spark plans its batch, or when Spark
-    commits the previous batch.
+    RMQ learns the offset from other calls. The first call after a restart is `partitions`, with the
+    newest offset of the log as start and end. If the batch that ends at this offset is not in the
+    commit log, Spark plans the batch before it calls latestOffset. In a new query, latestOffset is
+    the first call. An offset from latestOffset is in the log when Spark plans its batch, or when
+    Spark commits the previous batch.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,10 @@ class LoggedOffset:
         self._is_asked = False  # whether Spark has called latestOffset without a start
 
     def start(self, first: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the start of the next batch. For a new query, this is the result of `first`."""
+        """Return the start of the next batch.
+
+        For a new query, call `first` and return its result.
+        """
         self._is_asked = True
         if self._newest is None:
             self._newest = first()
@@ -119,7 +122,7 @@ class LoggedOffset:
         """Record that Spark plans the batch that ends at `end`.
 
         Raises:
-            ConfigurationError: Spark called latestOffset before a call that shows the newest
+            ConfigurationError: Spark called latestOffset before any call that shows the newest
                 offset.
         """
         if self._is_asked and start == end != self._newest:
@@ -136,7 +139,7 @@ WRAPPED = (
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the schema of Arrow batches, with time zone UTC for all times."""
+    """Return the schema of Arrow batches. All times have the time zone UTC."""
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)  # always in UTC

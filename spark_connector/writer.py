@@ -1,9 +1,9 @@
-"""Write batches and streams: tasks stage their rows, and the commit publishes them.
+"""Write batches and streams. Tasks stage their rows, and the commit publishes the rows.
 
-A stage keeps rows in Redis where no consumer receives them. Only the stages of successful tasks are
-published. A stage is not published if its task failed, or if Spark repeated the task and does not
-use this result. A batch of a query is published once, because RMQ records published batches. RMQ
-finishes an interrupted batch with the same rows.
+A stage keeps rows in Redis. No consumer receives the rows of a stage. The commit publishes only the
+stages of successful tasks. It does not publish the stage of a failed task, or of a repeated task
+whose result Spark does not use. RMQ records the published batches of a query, so it publishes each
+batch once. If a publication is interrupted, RMQ later finishes the batch with the same rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STAGE_TTL_S = 86_400.0  # lifetime of a stage that is never committed
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The rows that a task has staged, and the query to which they belong."""
+    """The stages that a task has written, and the query to which they belong."""
 
     staged: list[rmq.StageContent]
     query: str | None = None
@@ -59,7 +59,10 @@ def _sink(
 
 
 class _Sink:
-    """The common part of both writers. Spark pickles this object, so it has no connection."""
+    """Common base class of both writers.
+
+    Spark pickles this object, so the object has no connection.
+    """
 
     def __init__(self, options: SinkOptions, fields: dict[str, str]) -> None:
         self.options = options
@@ -72,14 +75,17 @@ class _Sink:
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
         """Return the topic that records the stages of a batch, or None if the batch has no stage.
 
-        This is the topic in the option `topic`. If there is no such option, it is the first of the
-        stages' topics by name. So a repeated batch has the same topic.
+        The option `topic` names this topic. Without this option, the method chooses the first topic
+        of the stages by name, so that a repeated batch has the same topic.
         """
         name = self.options.at.topic or min((stage.topic for stage in staged), default="")
         return self.topic(client, name) if name else None
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
-        """Stage the rows of a task, one stage per topic. If the task fails, drop its stages."""
+        """Stage the rows of a task, with one stage for each topic.
+
+        If the task fails, drop its stages.
+        """
         rows = columns.Rows(self.fields, self.options.merge, self.options.key_header)
         default, stages = self.options.at.topic, dict[str, rmq.Stage]()
 
@@ -151,7 +157,7 @@ class RmqWriter(DataSourceArrowWriter):
         """Publish the staged rows.
 
         After a crash, only a part of the rows may be published. If the write has a query and a
-        batch number, a repeated write publishes the other rows.
+        batch number, you can repeat the write to publish the other rows.
         """
         options = self._sink.options
         self._sink.publish(_written(messages), options.query, options.batch)
@@ -162,7 +168,7 @@ class RmqWriter(DataSourceArrowWriter):
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the rows of `df.writeStream`, each batch once."""
+    """Publishes the rows of `df.writeStream`. Each batch is published once."""
 
     def __init__(self, sink: _Sink) -> None:
         self._sink = sink
@@ -171,7 +177,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of a task.
 
         Spark passes the batch number to writers only at the commit, and never passes the query. So
-        a task reads both from its local properties (Spark's task context).
+        a task reads both from Spark's task context.
         """
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None

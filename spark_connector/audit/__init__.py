@@ -1,7 +1,8 @@
-"""Find lost messages: compare a ledger of sent messages, a delivery log, and the queues.
+"""Find lost messages.
 
-The command `python -m spark_connector.audit` reads files. The function `audit` takes DataFrames.
-docs/spark.md shows both.
+An audit compares a ledger of sent messages, a delivery log, and the queues. Use the command `python
+-m spark_connector.audit` for files, and the function `audit` for DataFrames. docs/spark.md has
+examples of both.
 """
 
 from spark_connector.audit.errors import UsageError

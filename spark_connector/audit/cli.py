@@ -1,4 +1,7 @@
-"""Run the audit from the command line: read the inputs, compare them, and write the findings."""
+"""Run the audit from the command line.
+
+The command reads the inputs, compares them, and writes the findings.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ _PARTITIONS_LOCAL: Final = "32"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the audit. Return the exit code.
+    """Run the audit, and return the exit code.
 
-    If a Spark session is active, the audit uses it and does not stop it.
+    If a Spark session is active, the audit uses this session and does not stop it.
     """
     try:
         options = parse(argv)
@@ -142,7 +145,7 @@ def _snapshot(spark: SparkSession, options: Options) -> DataFrame | None:
 
 
 def _reason(error: PySparkException) -> str:
-    """Return the last line of the Python traceback that is inside Spark's error text."""
+    """Return the last line of the Python traceback in an error text of Spark."""
     lines = [line.strip() for line in str(error).splitlines()]
     errors = [line for line in lines if re.match(r"rmq\.[\w.]+: ", line)]
     return (errors or lines or [""])[0].split(": ", 1)[-1][:300]
@@ -162,7 +165,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 class _Store:
-    """Writes the rows of an audit to a directory or to tables, and then its report and lists."""
+    """Writes the results of an audit to a directory or to tables."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self._spark = spark
@@ -193,9 +196,9 @@ class _Store:
         return self._spark.read.parquet(path)
 
     def finish(self, findings: Findings) -> int:
-        """Write the report, the totals, and resend.txt, which has the ids of the lost messages.
+        """Write the report, the totals, and resend.txt with the ids of the lost messages.
 
-        Return how many lost messages resend.txt omits, because their ids are not ids of RMQ.
+        Return how many lost messages are not in resend.txt because RMQ did not create their ids.
         """
         if self._out is None or self._messages is None:
             return 0
@@ -216,7 +219,6 @@ class _Store:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file under another name, and rename it when it is complete."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)

@@ -1,4 +1,4 @@
-"""Count messages by state: in total, by topic, and over time.
+"""Count messages by state, by topic, and over time.
 
 The size of each result is limited.
 """
@@ -28,7 +28,7 @@ class Counted(NamedTuple):
 
 
 def count(states: DataFrame) -> Counted:
-    """Count the messages of each status, in total and by topic.
+    """Count the messages with each status, in total and for each topic.
 
     The result has at most 200 topics, in the order of their names.
     """
@@ -48,7 +48,7 @@ def count(states: DataFrame) -> Counted:
 
 
 def lists(states: DataFrame, counted: Counted, limit: int) -> dict[str, list[Message]]:
-    """Return the first messages of each status that the report lists, oldest first."""
+    """Return the oldest messages with each status, for the lists in the report."""
     listed: dict[str, list[Message]] = {}
     for status in words.LISTED:
         if counted.totals.get(status):
@@ -79,11 +79,11 @@ def gaps(rows: DataFrame, limit: int) -> tuple[int, int, list[Gap]]:
 
 
 def timeline(states: DataFrame, span_ms: int) -> tuple[int, list[Minute]]:
-    """Count sent, delivered and lost messages over time, in steps of a minute or longer.
+    """Count sent, delivered and lost messages over time.
 
-    Return the length of a step in ms, and the steps. A step is longer than a minute if `span_ms`
-    has more than 240 minutes. A lost message is counted when it was sent. A delivered message is
-    counted at its first ack.
+    Return the length of a step in ms, and the steps. A step is one minute. If `span_ms` is longer
+    than 240 minutes, the steps are longer. A lost message counts at the time when it was sent. A
+    delivered message counts at the time of its first ack.
     """
     step = next((ms for ms in _STEPS_MS if span_ms / ms < POINTS_MAX), _STEPS_MS[-1])
     lost = F.count_if(F.col("status") == words.LOST)

@@ -1,10 +1,10 @@
-"""Define the error of an audit for an option or an input that cannot be used."""
+"""Define the error that an audit raises for a wrong option or a wrong input."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Raised if an option or a column is wrong.
+    """An option or a column is wrong.
 
     The error message names the option or column, its value, and the allowed values.
     """

@@ -1,4 +1,4 @@
-"""Hold the findings of an audit: totals, lists of messages, a timeline, and the verdict."""
+"""The findings of an audit: totals, lists of messages, a timeline, and the verdict."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class Message(NamedTuple):
 class Gap(NamedTuple):
     """A range of a producer's sequence numbers that are missing in the ledger.
 
-    `at_ms` is the time of the message after the range, in epoch ms. `topic` is None if the producer
-    numbers its messages across topics. `slot` is None if it numbers its messages across slots.
+    `at_ms` is the time of the next message after the range, in epoch ms. If a producer numbers its
+    messages across all topics, `topic` is None. If it numbers its messages across all slots, `slot`
+    is None.
     """
 
     topic: str | None
@@ -47,7 +48,7 @@ class Gap(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """A step of the timeline, a minute or longer, that begins at the time in `at_ms`."""
+    """A step of the timeline. It starts at `at_ms`, and lasts a minute or longer."""
 
     at_ms: int
     sent: int
@@ -60,23 +61,23 @@ class Findings:
     """The findings of an audit.
 
     Attributes:
-        horizon_ms: Messages that were sent after this time are too young to be judged as lost.
+        horizon_ms: The audit does not report messages as lost if they were sent after this time.
         ledger: Number of readable rows of the ledger (or of the outbox).
-        settled: Number of readable rows of the ledger whose messages are old enough to be judged.
+        settled: Number of readable rows of the ledger with messages up to `horizon_ms`.
         deliveries: Number of readable rows of the delivery log.
         snapshot: Number of readable rows of the snapshot, or None if the audit had no snapshot.
         unreadable: Number of rows without an id, a topic or a time, for each input.
-        totals: Number of messages by status.
+        totals: Number of messages with each status.
         redelivered: Number of messages that were delivered more than once and acked once.
-        topics: Number of messages by status, for each topic.
+        topics: Number of messages with each status, for each topic.
         gaps: Number of gaps, or None if the ledger has no sequence numbers.
-        gap_numbers: Number of sequence numbers that are missing in all gaps.
-        listed: First messages of each status.
+        gap_numbers: Number of missing sequence numbers in all gaps.
+        listed: Oldest messages with each status.
         gap_list: Widest gaps.
         limit: Maximum number of entries in a list.
         step_ms: Length of a step of the timeline.
         timeline: Steps of the timeline.
-        faults: Classes of messages that count as faults.
+        faults: Names of the statuses and other findings that count as faults.
     """
 
     horizon_ms: int
@@ -98,7 +99,7 @@ class Findings:
     faults: Sequence[str] = words.FAULTS_DEFAULT
 
     def found(self) -> dict[str, int]:
-        """Return the number of messages in each class of faults that has messages."""
+        """Return each fault that the audit found, with the number of its messages."""
         counts = {
             **self.totals,
             words.GAPS: self.gaps or 0,
@@ -107,7 +108,10 @@ class Findings:
         return {name: counts.get(name, 0) for name in self.faults if counts.get(name, 0)}
 
     def doubts(self) -> list[str]:
-        """Return the reasons why the audit has no verdict, or an empty list if it has a verdict."""
+        """Return the reasons why the audit has no verdict.
+
+        The list is empty if there is a verdict.
+        """
         reasons = []
         if not self.ledger:
             reasons.append("the ledger is empty")
@@ -128,9 +132,9 @@ class Findings:
     def code(self) -> int:
         """Exit code of the command.
 
-        The audit has no verdict if the ledger or the delivery log is empty, because then no message
-        or every message looks lost. If some rows are unreadable, the audit can find faults in the
-        other rows. But if it finds no fault in the other rows, it has no verdict.
+        If the ledger or the delivery log is empty, the audit has no verdict, because no message or
+        every message looks lost. If some rows are unreadable, the audit can still find faults in
+        the other rows. But if it finds no fault there, it has no verdict.
         """
         if not self.settled or not self.deliveries:
             return UNDECIDED
@@ -139,7 +143,7 @@ class Findings:
         return UNDECIDED if self.doubts() else CLEAN
 
     def verdict(self) -> str:
-        """Return the verdict in a sentence."""
+        """Return the verdict as a sentence."""
         if self.code == UNDECIDED:
             return "No verdict: " + "; ".join(self.doubts()) + "."
         if self.code == CLEAN:
@@ -148,7 +152,7 @@ class Findings:
         return f"Found: {', '.join(counts)}."
 
     def document(self) -> dict[str, Any]:
-        """Return the totals as a document for JSON, without the lists of messages."""
+        """Return the totals for a JSON document, without the lists of messages."""
         return {
             "verdict": ("clean", "faulty", "usage", "undecided")[self.code],
             "found": self.found(),
@@ -168,10 +172,10 @@ class Findings:
 
 
 def spoken(word: str, count: int = 0) -> str:
-    """Return the name of a status as the report shows it."""
+    """Return the name of a status for the report."""
     return "gap" if word == words.GAPS and count == 1 else word.replace("_", " ")
 
 
 def utc(ms: int) -> str:
-    """Format a time in epoch ms as text in UTC, to the second."""
+    """Return a time in epoch ms as text in UTC, without fractions of a second."""
     return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,10 +1,10 @@
 """Find gaps: sequence numbers of a producer that are missing in the ledger.
 
-A producer numbers its messages in each slot. A sort of the numbers would bring all rows of a
-producer into one task. So the numbers are first combined into runs of 64, and the runs into blocks.
-A block has no gap if it has every number between its first and its last number, and if it begins
-where the previous block ended. The rows of all other blocks may have gaps, and only these rows are
-sorted.
+A producer numbers its messages in each slot. Sorting all numbers would bring all rows of a producer
+into one task of Spark. So this module first groups the numbers into runs of 64, and the runs into
+blocks. A block has no gap if all numbers from its first to its last number exist, and if it begins
+directly after the previous block. Only the rows of the other blocks can have gaps, so this module
+sorts only these rows.
 
 The audit cannot find gaps before the first number or after the last number of a ledger.
 """
@@ -38,13 +38,14 @@ _COUNT: Final = [
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the rows of a ledger that have a sequence number, and the sequence of each row.
+    """Return the rows of a ledger that have a sequence number, with their sequence.
 
-    A sequence of numbers is identified by topic, producer, slot and epoch.
+    The topic, the producer, the slot and the epoch of a row identify its sequence.
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
-        scope: Messages that a producer numbers together: those of each slot, of each topic, or all.
+        scope: Which messages a producer numbers together: the messages of a slot, the messages of a
+            topic, or all its messages.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()
@@ -63,17 +64,18 @@ def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
 def gaps(
     rows: DataFrame, horizon_ms: int, hold: Callable[[DataFrame], DataFrame] = DataFrame.persist
 ) -> DataFrame | None:
-    """Return the ranges of missing sequence numbers, one row for each gap.
+    """Find missing sequence numbers. Return one row for each range of missing numbers.
 
-    The columns are topic, producer, slot, epoch, first, last, missing and at. The column `at` is
-    the time of the message after the gap. Gaps after the horizon are omitted. An epoch is the time
-    between two restarts of a producer. In a ledger without epochs, a producer has restarted if its
-    lowest number occurs again, or occurs after its highest number. The epochs are then "1", "2" and
-    so on. Rows before the first restart have the epoch "0".
+    The columns are topic, producer, slot, epoch, first, last, missing and at. The column `at` has
+    the time of the next message after the gap. The result has no gaps after the horizon. An epoch
+    is the time between two restarts of a producer. If a ledger has no epochs, the function detects
+    a restart by the lowest number of a producer. The producer has restarted if this number occurs
+    again, or occurs after the highest number. Rows before the first restart then have the epoch
+    "0". The next epochs are "1", "2" and so on.
 
     Args:
         rows: Rows as `numbered` returns them.
-        horizon_ms: End of the judged time, epoch ms.
+        horizon_ms: Time in epoch ms. The audit does not judge later messages.
         hold: Function that stores a small table in Spark until the result has been read.
 
     Returns:
@@ -106,10 +108,10 @@ def gaps(
 
 
 def _blocks(rows: DataFrame) -> DataFrame:
-    """Count the sequence numbers in blocks, with the times of each block's first and last number.
+    """Count the sequence numbers in each block.
 
-    A run is a part of a block: 64 consecutive numbers. The rows of a run become one row before they
-    are shuffled, which saves memory and disk.
+    A block has runs of 64 consecutive numbers. The rows of a run become one row before Spark
+    shuffles them, which saves memory and disk.
     """
     at = F.col("at")
     ahead = F.col("seq").bitwiseAND(RUN - 1) * _PLACE
@@ -143,10 +145,9 @@ def _blocks(rows: DataFrame) -> DataFrame:
 
 
 def _restarted(blocks: DataFrame) -> DataFrame:
-    """Find the sequences that began again at their lowest number.
+    """Return the sequences that began again at their lowest number, with this number.
 
-    Return these sequences with this number. A sequence has the numbers of one producer. Only
-    sequences without epochs are examined.
+    The function examines only sequences without epochs.
     """
     counts = blocks.filter("epoch = ''").groupBy(*_COUNT).agg(
         F.min("low").alias("base"),
@@ -159,7 +160,7 @@ def _restarted(blocks: DataFrame) -> DataFrame:
 
 
 def _epochs(rows: DataFrame, restarted: DataFrame) -> DataFrame:
-    """Return the rows of the sequences that began again, and add the epoch of each row."""
+    """Return the rows of the sequences that began again, with the epoch of each row."""
     restarted_rows = rows.join(F.broadcast(restarted), _COUNT)
     starts = (
         restarted_rows.filter(F.col("seq") == F.col("base"))

@@ -1,7 +1,7 @@
-"""Read the inputs of an audit into columns with fixed names and types, with times as epoch ms.
+"""Read the inputs of an audit into columns with fixed names and types.
 
-A row without an id, a topic or a time is unreadable, and is omitted. Such rows are counted, because
-an unreadable row may be the ack of a message that looks lost.
+Times become epoch ms. A row without an id, a topic or a time is unreadable. The audit skips
+unreadable rows and counts them, because such a row may be the ack of a message that looks lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Summary(NamedTuple):
     Attributes:
         rows: Number of readable rows.
         unreadable: Number of rows without an id, a topic or a time.
-        settled: Number of readable rows that are old enough to be judged: not later than the
-            horizon. The number is 0 if the caller gave no horizon.
-        first_ms: Oldest time, epoch ms, or None if no row has a time.
-        last_ms: Newest time, epoch ms, or None if no row has a time.
-        producers: Approximate number of producers, within a few percent.
+        settled: Number of readable rows that are not later than the horizon, or 0 without a
+            horizon.
+        first_ms: Oldest time in epoch ms, or None if no row has a time.
+        last_ms: Newest time in epoch ms, or None if no row has a time.
+        producers: Number of producers, with an error of a few percent.
     """
 
     rows: int
@@ -36,7 +36,10 @@ class Summary(NamedTuple):
 
 
 def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
-    """Return a ledger: message_id, topic, produced_at, producer, seq, slot, epoch."""
+    """Read a ledger of sent messages.
+
+    The result has the columns message_id, topic, produced_at, producer, seq, slot and epoch.
+    """
     _need(frame, words.LEDGER, option)
     return frame.select(
         *_message(frame, option),
@@ -52,9 +55,10 @@ def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
 
 
 def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
-    """Return a delivery log: message_id, topic, delivered_at, slot, attempt, outcome.
+    """Read a delivery log.
 
-    If the column `outcome` is missing, every row counts as an ack.
+    The result has the columns message_id, topic, delivered_at, slot, attempt and outcome. If the
+    column `outcome` is missing in the log, every row counts as an ack.
     """
     _need(frame, words.DELIVERIES, option)
     if "outcome" in frame.columns:
@@ -71,7 +75,10 @@ def deliveries(frame: DataFrame, option: str = "deliveries") -> DataFrame:
 
 
 def snapshot(frame: DataFrame, option: str = "snapshot") -> DataFrame:
-    """Return a snapshot of the queues: message_id, topic, queue, slot, taken_at."""
+    """Read a snapshot of the queues.
+
+    The result has the columns message_id, topic, queue, slot and taken_at.
+    """
     _need(frame, words.SNAPSHOT, option)
     taken = "taken_at" in frame.columns
     return frame.select(
@@ -90,18 +97,18 @@ def summarise(
     option: str,
     horizon_ms: int | None = None,
 ) -> Summary:
-    """Count the rows of an input, and check the words in one of its columns.
+    """Count the rows of an input, and check the values of one column.
 
     Args:
         frame: Input as `ledger`, `deliveries` or `snapshot` returned it.
         time: Name of the column with the time, or None.
-        column: Name of the column to check, or None.
-        allowed: Words that this column may have.
-        option: Name of the input, for the error.
-        horizon_ms: End of the judged time, epoch ms.
+        column: Name of the column to check, or None for no check.
+        allowed: Values that the column may have.
+        option: Name of the input for the error message.
+        horizon_ms: Time in epoch ms. The audit does not judge later messages.
 
     Raises:
-        UsageError: The checked column has a word that is not allowed.
+        UsageError: The checked column has a value that is not allowed.
     """
     is_readable = readable(frame, time)
     at = F.when(is_readable, F.col(time)) if time else F.lit(None).cast("bigint")
@@ -161,7 +168,6 @@ def _text(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def _given(frame: DataFrame, name: str, kind: str, option: str) -> Column:
-    """Return an optional column of this type, with null for missing or wrong values."""
     if name not in frame.columns:
         return F.lit(None).cast(kind).alias(name)
     actual = frame.schema[name].dataType
@@ -175,10 +181,10 @@ def _time(frame: DataFrame, name: str, option: str) -> Column:
 
 
 def time_ms(frame: DataFrame, name: str, option: str) -> Column:
-    """Return a time as epoch ms.
+    """Convert a column of times to epoch ms.
 
-    The column is a timestamp, a whole number of ms, or a text with a timestamp or a number. The
-    session's time zone applies to times without a time zone.
+    The column may have timestamps, whole numbers of ms, or texts with a timestamp or a number. If a
+    time has no time zone, the time zone of the Spark session applies.
     """
     kind = frame.schema[name].dataType
     if isinstance(kind, T.TimestampType | T.TimestampNTZType):

@@ -1,9 +1,9 @@
-"""Run the audit of three inputs that are DataFrames. `spark_connector.audit.cli` calls it.
-
-Give the inputs as DataFrames, and read the result:
+"""Run an audit of three DataFrames.
 
     findings = audit(ledger, deliveries, snapshot, as_of_ms=..., settle_ms=300_000)
     findings.code, findings.totals, findings.listed["lost"]
+
+The command line (`spark_connector.audit.cli`) calls this module.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ def audit(
     Args:
         ledger: Messages that producers sent, with the columns in docs/spark.md.
         deliveries: Deliveries to consumers, and their outcomes.
-        snapshot: Contents of the queues, read before the ledger and the log are closed. None if the
-            queues were empty.
-        as_of_ms: Time of the snapshot, epoch ms. Default: the oldest time in its column `taken_at`.
-        settle_ms: Time before the snapshot, in ms. Messages sent in this time are not judged.
-        is_outbox: True if the ledger is the table `rmq_stub`.
-        scope: Messages that a producer numbers together: those of each "slot", of each "topic", or
-            all its messages ("producer").
-        topics: Topics to audit. Empty for all topics.
+        snapshot: Contents of the queues, or None if the queues were empty. Read the queues before
+            the ledger and the log are complete.
+        as_of_ms: Time of the snapshot in epoch ms. Default: the oldest time in its column
+            `taken_at`.
+        settle_ms: Time before the snapshot in ms. The audit does not judge messages that were sent
+            in this time.
+        is_outbox: Whether the ledger is the table `rmq_stub`.
+        scope: Which messages a producer numbers together: the messages of a "slot", the messages of
+            a "topic", or all its messages ("producer").
+        topics: Topics to audit, or an empty list for all topics.
         limit: Maximum number of messages in a list of the findings.
-        faults: Names of the classes of messages that count as faults. `words.FAULTS` lists all
-            classes.
-        keep: Function that stores rows and returns a DataFrame of the stored rows. It is called
-            with a name ("messages" or "gaps") and the rows. The audit then reads the stored rows.
+        faults: Names of the findings that count as faults. `words.FAULTS` has all possible names.
+        keep: Function that stores rows and returns a DataFrame of the stored rows. The audit calls
+            it with a name ("messages" or "gaps") and the rows, and then reads the stored rows.
 
     Raises:
         UsageError: A column is missing or has a value that is not allowed.
@@ -114,7 +115,7 @@ def audit(
 
 
 class _Checked(NamedTuple):
-    """The three inputs with the columns that `inputs` defines, limited to the topics to audit."""
+    """The three inputs with checked columns, limited to the topics to audit."""
 
     ledger_name: str
     sent: DataFrame
@@ -131,19 +132,19 @@ class _Summaries(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of readable rows of all inputs."""
+        """Number of readable rows of all inputs."""
         queued = 0 if self.queued is None else self.queued.rows
         return self.sent.rows + self.handed.rows + queued
 
     @property
     def span_ms(self) -> int:
-        """The time from the oldest to the newest row of the ledger and the delivery log."""
+        """Time between the oldest and the newest row of the ledger and the delivery log, in ms."""
         ends = (self.sent.first_ms, self.sent.last_ms, self.handed.first_ms, self.handed.last_ms)
         times = [at for at in ends if at]
         return max(times) - min(times) if times else 0
 
     def unreadable(self, ledger_name: str) -> dict[str, int]:
-        """Return the number of unreadable rows of each input, by the input's name."""
+        """Return the number of unreadable rows for each input."""
         counts = {ledger_name: self.sent.unreadable, "delivery log": self.handed.unreadable}
         return counts if self.queued is None else counts | {"snapshot": self.queued.unreadable}
 
@@ -169,7 +170,6 @@ def _checked(
 
 
 def _as_of_ms(queued: DataFrame | None, as_of_ms: int | None) -> int:
-    """Return the time of the snapshot: `as_of_ms`, or the oldest time in the snapshot's rows."""
     if as_of_ms is None and queued is not None:
         as_of_ms = queued.agg(F.min("taken_at")).collect()[0][0]
     if as_of_ms is None:
@@ -194,7 +194,6 @@ def _summarise(checked: _Checked, horizon_ms: int) -> _Summaries:
 def _count_gaps(
     jumps: DataFrame | None, limit: int, keep: Keep | None
 ) -> tuple[int | None, int, list[Gap]]:
-    """Return the numbers of gaps and of missing numbers, and a list. None without numbers."""
     if jumps is None:
         return None, 0, []
     return counting.gaps(keep("gaps", jumps) if keep else jumps, limit)

@@ -60,7 +60,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str] | None) -> Options:
-    """Read the command line.
+    """Parse the arguments of the command line.
 
     Raises:
         UsageError: An option is missing or wrong.

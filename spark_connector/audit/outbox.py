@@ -1,9 +1,10 @@
-"""Read the outbox's table as a ledger, and convert message ids to ids of stubs, in plain SQL.
+"""Read the outbox's table as a ledger, in plain SQL.
 
-A stub is a row of the outbox. Its id is the id of its message, in which the slot and the topic's
-check bits (bits 64 to 87) are zero. See `rmq.sql.outbox.tables`. In the text form with 5 bits per
-character, these bits are the last bit of character 12, all bits of characters 13 to 16, and the
-first three bits of character 17.
+A stub is a row of the outbox. RMQ derives the id of a stub from the id of its message. In the id of
+the stub, bits 64 to 87 are zero. The id of the message has the slot and the topic's check bits
+there. `rmq.sql.outbox.tables` describes the ids. In the text form with 5 bits per character, these
+bits are the last bit of character 12, all bits of characters 13 to 16, and the first three bits of
+character 17.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _TEXT_SIZE: Final = 26
 
 
 def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
-    """Return rows of the outbox's table `rmq_stub` as a ledger, with the stub's id.
+    """Read the outbox's table `rmq_stub` as a ledger with the ids of stubs.
 
-    A stub that was never sent is `unsent`, a stub that a consumer confirmed is `confirmed`, and a
+    A stub that was never sent is `unsent`. A stub that a consumer confirmed is `confirmed`. A
     withdrawn stub is `void`. If the column `confirm` is missing, every stub needs a consumer's
     confirmation. A row is unreadable if its column `sends` is not a number.
     """
@@ -55,7 +56,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
 
 def stub_id(message_id: Column) -> Column:
-    """Return the id of a message's stub. A text that is not a message id is returned unchanged."""
+    """Return the id of a message's stub. If the text is not a message id, return it unchanged."""
     placed = F.concat(
         F.substring(message_id, 1, 12),
         F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),

@@ -1,4 +1,7 @@
-"""Draw the two charts of the report as SVG text. CSS classes of the report set their colours."""
+"""Draw the two charts of the report as SVG text.
+
+CSS classes of the report set the colours.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _DAY_MS: Final = 86_400_000
 
 
 def timeline(steps: Sequence[Minute], step_ms: int) -> str:
-    """Draw sent and delivered messages as lines, and lost messages as bars below, over time."""
+    """Draw sent and delivered messages over time as lines, and lost messages as bars."""
     if not steps:
         return ""
     begin, end = steps[0].at_ms, steps[-1].at_ms + step_ms
@@ -56,7 +59,7 @@ def timeline(steps: Sequence[Minute], step_ms: int) -> str:
 
 
 def shares(totals: Mapping[str, int]) -> str:
-    """Draw a bar that is divided by status. Even a small part is visible."""
+    """Draw a bar that shows the part of each status. Even a small part is visible."""
     present = [(name, totals[name]) for name in words.STATUSES if totals.get(name)]
     whole = sum(count for _, count in present)
     if not whole:
@@ -103,7 +106,7 @@ def _rulers(most: int, top: int, height: int, parts: int = 3) -> list[str]:
 
 
 def _round(value: float) -> int:
-    """Round down to 1, 2 or 5 times a power of ten. The result is at least 1."""
+    """Round a number down to 1, 2 or 5 times a power of ten. The result is at least 1."""
     size = int("1" + "0" * (len(str(int(value))) - 1))
     return next((first * size for first in (5, 2) if first * size <= value), size)
 

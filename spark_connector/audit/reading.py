@@ -1,7 +1,7 @@
-"""Read the inputs of an audit: `parquet:PATH`, `json:PATH`, `csv:PATH`, `table:NAME`.
+"""Read the inputs of an audit: `parquet:PATH`, `json:PATH`, `csv:PATH` or `table:NAME`.
 
-If a path is given without a format, its extension decides. A path without an extension is read as
-parquet.
+If you give a path without a format, the extension of the path decides. Without an extension, the
+format is parquet.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Columns = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Place(NamedTuple):
-    """An input of an audit: its format, and its path or table."""
+    """An input of an audit, with its format and its path or table."""
 
     format: str
     where: str
 
 
 def place(option: str, given: str, live: bool = False) -> Place:
-    """Parse an input that is given as `FORMAT:PATH`.
+    """Parse the text `FORMAT:PATH` of an input.
 
     Raises:
         UsageError: The path is missing, or the format is not allowed.
@@ -59,7 +59,7 @@ def _example(word: str) -> str:
 def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataFrame:
     """Read a stored input.
 
-    `columns` has the names of the required columns and of the optional columns.
+    `columns` has the names of the required columns, and the names of the optional columns.
 
     Raises:
         UsageError: The input does not exist, or Spark cannot read it.
@@ -85,10 +85,9 @@ def read(spark: SparkSession, option: str, at: Place, columns: Columns) -> DataF
 
 
 def _json(spark: SparkSession, option: str, path: str, columns: Columns) -> DataFrame:
-    """Read JSON lines as text columns, so that Spark need not read the file twice to infer types.
+    """Read JSON lines as text columns. Spark then does not read the file twice to find the types.
 
-    Column names come from the first 100 lines. A column that is missing in all these lines is
-    omitted.
+    The first 100 lines decide which columns exist.
     """
     lines = [row[0] for row in spark.read.text(path).limit(_SAMPLE_LINES).collect()]
     present: dict[str, None] = {}

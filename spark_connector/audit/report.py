@@ -1,7 +1,8 @@
-"""Write the report: the findings on one HTML page, without scripts and without other files.
+"""Write the findings as a report on one HTML page, without scripts and without other files.
 
-Ids, topics and names are untrusted, so every text is escaped. Invisible characters (control
-characters, changes of the writing direction) are shown as their code points.
+Ids, topics and names are untrusted, so the report escapes every text. For invisible characters, the
+report shows their code points. Invisible characters are control characters and characters that
+change the writing direction.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Find the state of each message from the ledger, the delivery log and the snapshot.
+"""Find the status of each message from the ledger, the delivery log and the snapshot.
 
-The three inputs become one table, which is grouped once, so every row is shuffled once. Rows are
-shuffled before they are grouped. An input has each message only once or twice. If the rows were
-grouped first, this would fill the memory and the disk without a reduction of rows. Only numbers are
-aggregated, because Spark can then group by hash and need not sort. A topic and an id identify a
-message. Times are epoch ms until the last step.
+The three inputs become one table, and Spark groups the table once. So Spark shuffles each row once.
+Spark shuffles the rows before it groups them. Grouping first would need memory and disk without
+saving rows, because an input has each message only once or twice. Spark aggregates only numbers,
+because it can then group by hash and need not sort. A topic and an id identify a message. Times are
+epoch ms until the last step.
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ def states(
     rows: int,
     producers: int,
 ) -> DataFrame:
-    """Return one row for each message, with its `status`, one of `words.STATUSES`.
+    """Return one row for each message, with its `status`. `words.STATUSES` has all statuses.
 
     Args:
         ledger: Ledger as `inputs.ledger` or `outbox.ledger` returns it.
         deliveries: Delivery log as `inputs.deliveries` returns it.
         snapshot: Snapshot as `inputs.snapshot` returns it, or None if the queues were empty.
-        horizon_ms: End of the judged time, epoch ms. A later message that is in no log and no queue
-            is pending.
-        rows: Number of rows of the three inputs, from which the number of tasks is computed.
-        producers: Approximate number of producers. It decides how their names are joined.
+        horizon_ms: Time in epoch ms. A message that was sent later is pending if no log and no
+            queue has it.
+        rows: Number of rows of the three inputs. It decides how many tasks Spark uses.
+        producers: Approximate number of producers. It decides how Spark joins their names.
 
     Returns:
-        topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
-        the message), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first
-        time), acked_at (the first time, or null if the handler settled the message).
+        Rows with the columns topic, message_id, slot, producer, seq, produced_at, status, listed,
+        redelivered, deliveries, acks, attempt, delivered_at and acked_at. `listed` says whether the
+        ledger has the message. `attempt` has the highest number, and the last two columns have the
+        first time. `acked_at` is null if the handler settled the message itself.
     """
     united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
@@ -130,7 +131,7 @@ def _status(horizon_ms: int) -> Column:
 def _twice() -> Column:
     """Return whether a message was acked more than once.
 
-    Two equal rows count as one ack, because they show that a log was read twice.
+    Two equal rows count as one ack, because they show that the same log was read twice.
     """
     return F.coalesce(F.col("last_ack") > F.col("first_ack"), F.lit(False))
 
@@ -157,7 +158,10 @@ def _of_ledger(frame: DataFrame) -> DataFrame:
 
 
 def _producers(ledger: DataFrame) -> DataFrame:
-    """Return each producer's name with its hash, which replaces the name while rows are grouped."""
+    """Return the name of each producer with its hash.
+
+    Spark groups the rows by the hash, and adds the name later.
+    """
     # Aggregate the hash. Without an aggregate, Spark would skip this step and sort the whole
     # ledger.
     names = ledger.groupBy("producer").agg(F.max(F.xxhash64("producer")).alias("maker"))

@@ -1,4 +1,4 @@
-"""The style sheet of the report."""
+"""The style sheet (CSS) of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the words of an audit: classes of messages, outcomes in a log, and names of columns.
+"""Define the words of an audit: statuses of messages, outcomes in a log, and column names.
 
 This module does not use Spark.
 """
