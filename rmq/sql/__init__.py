@@ -1,4 +1,4 @@
-"""The ledger and the outbox: the features that need a database, through SQLAlchemy 2."""
+"""The ledger and the outbox. These features use a database through SQLAlchemy 2."""
 
 from rmq.kernel.core.packages import load
 

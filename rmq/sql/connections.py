@@ -1,7 +1,7 @@
 """Run functions on database connections, check engines, and create engines with limits.
 
-An action (see `rmq.kernel.core.generators`) uses an `Engine` in plain code, and an `AsyncEngine` in
-async code.
+An action (see `rmq.kernel.core.generators`) uses an `Engine` in blocking code, and an `AsyncEngine`
+in async code.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class InTransaction(WithConnection):
 
 
 class OnConnection(WithConnection):
-    """An action that calls a function with a connection that is already open."""
+    """An action that calls a function with an open connection."""
 
     def run(self) -> Any:
         """Run the action in blocking code."""
@@ -92,7 +92,10 @@ class OnConnection(WithConnection):
 
 
 async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) -> T:
-    """Run a function that takes a plain Connection or Session on an async connection or session."""
+    """Call a plain function with an async connection or session.
+
+    The function takes a plain Connection or Session.
+    """
     if isinstance(here, async_scoped_session):
         session: AsyncSession = here()
         return await session.run_sync(verb, *arguments)
@@ -103,7 +106,7 @@ async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) ->
 
 
 def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None:
-    """Refuse an engine of the wrong kind.
+    """Raise an error if an engine has the wrong kind.
 
     Args:
         engine: Engine that the caller passed.
@@ -111,7 +114,7 @@ def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None
         other: Name of the function that takes the other kind, or "".
 
     Raises:
-        InvalidType: The engine is of another kind.
+        InvalidType: The engine has the wrong kind.
     """
     if not isinstance(engine, kind):
         article = "an AsyncEngine" if kind is AsyncEngine else "an Engine"
@@ -120,11 +123,11 @@ def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None
 
 
 def refuse_autocommit(connection: sa.Connection) -> None:
-    """Refuse a connection on which a rollback would not undo the next write.
+    """Raise an error if a connection cannot undo the next write by a rollback.
 
     Raises:
-        ConfigurationError: The connection commits every statement by itself, or is in a savepoint
-            whose release would commit.
+        ConfigurationError: The connection commits every statement by itself. Or the connection is
+            in a savepoint whose release would commit.
     """
     option = connection.get_execution_options().get("isolation_level")
     default = getattr(connection.dialect, "_on_connect_isolation_level", None)
@@ -158,7 +161,7 @@ _SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction w
 def _note_missing_begin(connection: sa.Connection, name: str) -> None:
     """Record that a savepoint on SQLite has begun without a transaction.
 
-    The driver hides the missing BEGIN, so the check of a connection needs this record.
+    `refuse_autocommit` needs this record, because the driver hides that there is no BEGIN.
     """
     if connection.dialect.name != "sqlite":
         return
@@ -170,14 +173,15 @@ def _note_missing_begin(connection: sa.Connection, name: str) -> None:
 
 
 def check_here(here: object, verb: str) -> None:
-    """Refuse a database object without a transaction, or of a type that a method does not accept.
+    """Raise an error if a database object has the wrong type or no transaction.
 
     Args:
         here: Object that the caller passed.
         verb: Name of the method. A method whose name ends in `_async` accepts async objects.
 
     Raises:
-        InvalidType: The object has another type. The error names the method that accepts it.
+        InvalidType: The object has another type. The error names the method that accepts the
+            object.
     """
     kinds, other_kinds, other_verb = _SYNC_KINDS, _ASYNC_KINDS, f"await {verb}_async"
     wanted = "a Connection or a Session"
@@ -193,11 +197,13 @@ def check_here(here: object, verb: str) -> None:
 
 
 def check_table(source: object, table: sa.Table, command: str) -> Procedure[None]:
-    """Raise an error if a database lacks a table. A database that does not answer is accepted.
+    """Raise an error if a database does not have a table.
+
+    If the database does not answer, the function raises no error.
 
     Args:
-        source: Engine or sessionmaker. A sessionmaker that chooses its engines itself is not
-            checked.
+        source: Engine or sessionmaker. If a sessionmaker chooses its engines itself, the function
+            checks nothing.
         table: Table to look for.
         command: Command that creates the table.
 
@@ -223,13 +229,13 @@ def check_table(source: object, table: sa.Table, command: str) -> Procedure[None
 
 
 def read_committed(engine: sa.Engine) -> sa.Engine:
-    """Return the engine at the isolation level READ COMMITTED.
+    """Return the engine with the isolation level READ COMMITTED.
 
-    At this level, each statement sees all committed rows. The level REPEATABLE READ would hide rows
-    that another process has just marked. On MySQL, it would also lock the gaps between rows, so
-    that other processes could not insert rows there.
+    At this level, each statement sees all committed rows. REPEATABLE READ would hide rows that
+    another process has just marked. On MySQL, REPEATABLE READ would also lock the gaps between
+    rows, so that other processes could not insert rows there.
 
-    SQLite has a single writer, so its engine keeps its own isolation level.
+    SQLite has only one writer, so an SQLite engine keeps its isolation level.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -237,12 +243,13 @@ def read_committed(engine: sa.Engine) -> sa.Engine:
 
 
 def with_idle_limit(engine: sa.Engine, limit_s: float) -> sa.Engine:
-    """Return the engine with a limit for the time that its transactions may be idle.
+    """Return the engine with a limit for idle transactions.
 
-    If a process freezes in a transaction, or loses its network, the database would keep the row
-    locks of the process for hours. At the limit, the database rolls the transaction back and ends
-    the connection. The returned engine shares the connection pool of the given engine, but only
-    transactions of the returned engine are limited. SQLite has no row locks.
+    If a process hangs in a transaction or loses its network, the database would keep the row locks
+    of the process for hours. With the limit, the database rolls the idle transaction back and
+    closes the connection. The returned engine shares the connection pool with the given engine.
+    Only transactions of the returned engine have the limit. On SQLite, there is no limit, because
+    SQLite has no row locks.
     """
     if engine.dialect.name == "sqlite":
         return engine
@@ -262,11 +269,11 @@ def with_idle_limit(engine: sa.Engine, limit_s: float) -> sa.Engine:
 
 
 class IdleLimit:
-    """The idle limit of a transaction that calls Redis, on an engine from `with_idle_limit`.
+    """The idle limit of a transaction that calls Redis.
 
     Args:
-        connection: Connection with the transaction.
-        limit_s: Idle limit of the engine, in seconds.
+        connection: Connection with the transaction. Its engine comes from `with_idle_limit`.
+        limit_s: Idle limit of the engine in seconds.
     """
 
     def __init__(self, connection: sa.Connection, limit_s: float) -> None:
@@ -277,7 +284,7 @@ class IdleLimit:
     def before_call(self, wait_s: float) -> None:
         """Restart the idle time of the transaction before a call to Redis.
 
-        The call may wait for `wait_s` seconds, so the idle limit becomes longer by this time.
+        If the call may wait for `wait_s` seconds, the idle limit becomes longer by this time.
         """
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":
@@ -297,7 +304,7 @@ def _set_idle_limit(connection: sa.Connection, limit_s: float) -> None:
 
 
 def _restore_idle_limit(connection: sa.Connection) -> None:
-    """Remove a connection's idle limit. MySQL and MariaDB have none per transaction."""
+    """Remove the idle limit of a connection, because the pool uses the connection again."""
     with suppress(Exception):  # the connection has ended, so there is nothing to restore
         cursor = connection.connection.cursor()
         cursor.execute(f"SET SESSION {_idle_variable(connection.dialect)} = @rmq_idle_limit")
@@ -312,11 +319,11 @@ def _idle_variable(dialect: sa.Dialect) -> str:
 
 
 def with_own_pool(engine: AnyEngine) -> AnyEngine:
-    """Return an engine for the same database that has its own connection pool.
+    """Return an engine for the same database with its own connection pool.
 
-    If handlers use all connections of the given engine, the returned engine still has connections.
-    If the pool of the given engine has no limit, or if each of its connections is a separate
-    database (SQLite in memory), the given engine is returned.
+    If handlers use all connections of the given engine, the new engine still has connections. In
+    two cases, the function returns the given engine: its pool has no limit, or each of its
+    connections is a separate database (SQLite in memory).
     """
     plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
     if not isinstance(plain.pool, sa.pool.QueuePool):

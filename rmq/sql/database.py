@@ -1,9 +1,7 @@
-"""SQL that works alike on PostgreSQL, MySQL, MariaDB and SQLite: clock, column types, new rows.
+"""SQL for PostgreSQL, MySQL, MariaDB and SQLite: the clock, column types, and new rows.
 
-Functions take a plain `Connection`. Async code passes the functions to `AsyncConnection.run_sync`.
-Tables belong to `rmq.sql.ledger` and `rmq.sql.outbox`.
-
-This module also reads database URLs, and opens engines for the time of one command of `rmq`.
+The functions take a plain `Connection`. Async code passes them to `AsyncConnection.run_sync`. This
+module also parses database URLs, and opens engines for commands of `rmq`.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ SUPPORTED = ("postgresql", *MYSQL, "sqlite")
 class now_ms(sa.sql.functions.FunctionElement[int]):
     """Return an SQL expression for the time of the database's clock, in ms since the epoch.
 
-    The result does not depend on the time zone of the database. This clock decides which rows have
-    expired, so the clocks of clients do not matter. PostgreSQL and SQLite return the time at which
-    the expression is evaluated. MySQL returns the time at which the statement began. So on MySQL, a
-    statement that has waited for a lock may find fewer expired rows, but never more.
+    The result does not depend on the time zone of the database. RMQ uses this clock to decide which
+    rows have expired, so the clocks of clients do not matter. PostgreSQL and SQLite return the time
+    at which they evaluate the expression. MySQL returns the time at which the statement began. So
+    if a statement on MySQL has waited for a lock, it may find fewer expired rows, but never more.
     """
 
     type = sa.BigInteger()
@@ -58,7 +56,7 @@ def _now(element: now_ms, compiler: Any, **_: Any) -> str:
 
 
 class now_ms_once(now_ms):
-    """Return an SQL expression for the database's time, which is evaluated once in a statement.
+    """Return an SQL expression for the database's time. A statement evaluates it only once.
 
     The database can then use an index. PostgreSQL evaluates `now_ms` again for each row, and
     therefore reads all rows.
@@ -83,10 +81,11 @@ def _unsupported(dialect: str) -> ConfigurationError:
 
 
 class _bytes(sa.sql.functions.FunctionElement[bytes]):
-    """Return an SQL parameter for bytes. MySQL and MariaDB receive the hex digits of the bytes.
+    """Return an SQL parameter for bytes.
 
-    Hex digits do not depend on the character set of a connection or on the driver. For example,
-    aiomysql 0.3.2 on PyMySQL 1.2.3 fails on every bytes parameter (aio-libs/aiomysql, issue 1080).
+    MySQL and MariaDB receive the hex digits of the bytes, because hex digits do not depend on the
+    character set or the driver. For example, aiomysql 0.3.2 with PyMySQL 1.2.3 fails on every bytes
+    parameter (aio-libs/aiomysql, issue 1080).
     """
 
     inherit_cache = True
@@ -120,14 +119,14 @@ class _Hexed(sa.types.TypeDecorator[Any]):
 
 
 class ExactText(_Hexed):
-    """Text that is compared byte by byte.
+    """Text that the database compares byte by byte.
 
-    In the usual collations of MySQL and MariaDB, 'A' equals 'a' and 'a ' equals 'a', so a message
-    could count as the duplicate of a different message. In these databases, the column is therefore
-    VARBINARY.
+    In the usual collations of MySQL and MariaDB, 'A' equals 'a', and 'a ' equals 'a'. A message
+    could then count as a duplicate of another message. So the column is VARBINARY in these
+    databases.
 
     Args:
-        length: Largest number of bytes of the text in UTF-8.
+        length: Maximum number of bytes of the text in UTF-8.
     """
 
     impl = sa.String
@@ -154,7 +153,7 @@ class Bytes(_Hexed):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
-        """Return LONGBLOB on MySQL and MariaDB, where a BLOB has at most 64 KiB."""
+        """Return LONGBLOB on MySQL and MariaDB. A BLOB has at most 64 KiB there."""
         kind = mysql.LONGBLOB if dialect.name in MYSQL else sa.LargeBinary
         return dialect.type_descriptor(kind())
 
@@ -166,10 +165,10 @@ _INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.in
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-    """Insert a row if no row has its unique key. Return whether the row was inserted.
+    """Insert a row, unless its unique key exists. Return whether the row was inserted.
 
     The caller's transaction continues in both cases. If another open transaction has inserted the
-    same key, the insert waits for the end of this transaction.
+    same key, the insert waits until this transaction ends.
 
     Raises:
         DBAPIError: The insert failed for any other reason.
@@ -193,16 +192,16 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
 
 
 def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
-    """Begin an SQLite transaction with a write, if it reads before it writes.
+    """Begin an SQLite transaction with a write. Use this if the transaction reads first.
 
-    SQLite has one writer at a time. If a transaction has already read, it can become the writer
-    only if no other transaction has written since. In all other cases it fails immediately with
-    "database is locked", even with a long timeout. But a transaction whose first statement is a
-    write waits until the other writer has ended.
+    SQLite has one writer at a time. If a transaction has already read, and another transaction has
+    then written, the first transaction cannot write. It fails immediately with "database is
+    locked", even with a long timeout. But if the first statement of a transaction is a write, the
+    transaction waits for the other writer.
 
     Args:
-        connection: Connection with a transaction in which no statement has run.
-        column: Primary key of the table, which is never null.
+        connection: Connection with a transaction that has run no statement yet.
+        column: Primary key of the table. The key is never null.
     """
     if connection.dialect.name == "sqlite":
         no_rows = sa.update(column.table).where(column.is_(None))
@@ -225,11 +224,11 @@ _DRIVERS_WITH_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb")  # option 
 
 
 def parse(url: str) -> sa.URL:
-    """Parse a database URL. An async driver is replaced by a plain driver.
+    """Parse a database URL, and replace an async driver by a plain driver.
 
     Raises:
-        InvalidType, InvalidValue: The text is not a URL, or its database is not supported. The
-            message does not repeat the text, because a malformed URL may have a password anywhere.
+        InvalidType, InvalidValue: The text is not a URL, or RMQ does not support the database. The
+            error does not show the text, because the text may contain a password.
     """
     if not isinstance(url, str):
         raise InvalidType(f"database: {type(url).__name__}; give a URL")
@@ -249,7 +248,7 @@ def parse(url: str) -> sa.URL:
 
 
 def secrets(url: sa.URL) -> list[str]:
-    """Return the passwords in a URL, longest first."""
+    """Return the passwords in a URL. The longest password comes first."""
     passwords = [str(url.password or "")]
     for name, value in url.query.items():
         if "pass" in name.lower() or name.lower() in ("pwd", "sslkey"):
@@ -258,13 +257,13 @@ def secrets(url: sa.URL) -> list[str]:
 
 
 def shown(url: sa.URL) -> str:
-    """Return a URL without passwords and options, for messages."""
+    """Return a URL without passwords and options. You can show this text in messages."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
 @contextmanager
 def opened(url: sa.URL) -> Iterator[sa.Engine]:
-    """Open an engine for the duration of a command. Texts of errors contain no passwords.
+    """Open an engine for one command. Error texts contain no passwords.
 
     Raises:
         ConfigurationError: The driver is not installed, or refuses an option.
@@ -295,7 +294,6 @@ def opened(url: sa.URL) -> Iterator[sa.Engine]:
 
 
 def _redacted(error: BaseException, url: sa.URL) -> str:
-    """Return the text of an error on one line, without the passwords of the URL."""
     text = one_line(error)
     for secret in secrets(url):
         text = text.replace(secret, "***")

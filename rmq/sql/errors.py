@@ -1,8 +1,8 @@
 """Classify errors of database drivers: outage, conflict, or missing table.
 
-If the database of a handler cannot be reached, the handler is not run. A `Snooze` postpones the
-delivery without the loss of a retry, because the message is not the cause. The wait grows with the
-duration of the outage.
+If a handler's database cannot be reached, RMQ does not run the handler. A `Snooze` postpones the
+delivery, and the message loses no retry. The longer the outage lasts, the longer RMQ waits before
+the next try.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOCK_TIMEOUT = ("55P03", 1205)
 
 
 def code_of(error: BaseException | None) -> str | int | None:
-    """Return the code of an error: a number for MySQL, the SQLSTATE for PostgreSQL, or None."""
+    """Return the code of an error: a number on MySQL, the SQLSTATE on PostgreSQL, or None."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     first_argument = cause.args[0] if cause is not None and cause.args else None
     for number in (getattr(cause, "errno", None), first_argument):
@@ -50,24 +50,25 @@ def one_line(error: BaseException) -> str:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether the database rolled the transaction back because of a conflict.
+    """Return whether the database has rolled a transaction back because of a conflict.
 
-    The transaction had no effect, so it is safe to repeat it.
+    The transaction had no effect, so you can safely repeat it.
     """
     return isinstance(error, DBAPIError) and code_of(error) in _CONFLICT
 
 
 def is_contention(error: BaseException) -> bool:
-    """Return whether another transaction interfered by a conflict, or by a lock it did not release.
+    """Return whether another transaction caused the error.
 
-    On SQLite, a locked database is no interference, because each writer locks the whole database.
-    Use this function only for errors of RMQ's own statements.
+    The other transaction was in conflict, or did not release a lock in time. On SQLite, a locked
+    database does not count, because each writer locks the whole database. Use this function only
+    for errors of RMQ's own statements.
     """
     return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
 
 
 def is_away(error: BaseException) -> bool:
-    """Return whether the database was unreachable, ended the connection, or did not answer in time.
+    """Return whether the database was unreachable, closed the connection, or was too slow.
 
     This includes a lock that was not released in time, and a pool without a free connection. Use
     this function only for errors of RMQ's own statements, because an `OSError` of a handler may
@@ -96,7 +97,7 @@ def is_missing(error: DBAPIError, table: sa.Table) -> bool:
 
 @contextmanager
 def require_table(table: sa.Table, command: str) -> Iterator[None]:
-    """Replace the error of a missing table by an error that names the command to create the table.
+    """Replace the error for a missing table by an error that names the command for this table.
 
     Raises:
         ConfigurationError: The table does not exist.
@@ -123,19 +124,22 @@ _REDIS_AWAY = (Unavailable, OutcomeUnknown)
 
 
 class StoreAway(Snooze):
-    """Postpones a delivery without the loss of a retry: a database or Redis is unreachable."""
+    """The database or Redis is unreachable.
+
+    RMQ delivers the message later, without losing a retry.
+    """
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a store is unreachable or two transactions conflicted."""
+    """Return whether a database or Redis is unreachable, or two transactions were in conflict."""
     return is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
 
 
 class Outage:
-    """Measures how long a store has been unreachable.
+    """Measures for how long a database or Redis has been unreachable.
 
     Args:
-        store: Name of the store, for the log.
+        store: Name of the database or of Redis, for the log.
     """
 
     def __init__(self, store: str) -> None:
@@ -144,7 +148,7 @@ class Outage:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Postpone the delivery if the store is unreachable during the `with` block.
+        """Postpone the delivery if the database is unreachable during the `with` block.
 
         Raises:
             StoreAway: The database or Redis is unreachable, or two transactions were in conflict.
@@ -158,15 +162,15 @@ class Outage:
         self.end()
 
     def end(self) -> None:
-        """Record that the store has answered, which ends the outage."""
+        """Record that the database has answered. This ends the outage."""
         self._since = float("-inf")
 
     def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
-        """Return an error that postpones a delivery by the duration of the outage so far.
+        """Return an error that postpones a delivery.
 
-        The wait has a minimum and a maximum. After a conflict, the wait is short and random, so
-        that the same messages do not conflict again, and grows with the number of conflicts
-        (`times`).
+        The wait is as long as the outage so far, with a minimum and a maximum. After a conflict,
+        the wait is short and random, so that the same messages do not conflict again. It grows with
+        `times`, the number of conflicts.
         """
         if is_conflict(error):
             return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))

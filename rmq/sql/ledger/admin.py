@@ -1,4 +1,4 @@
-"""Inspect the ledger's row of a business key, and purge rows that no message needs any more."""
+"""Show the ledger's row of a business key, and delete old rows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Entry(NamedTuple):
 
     Attributes:
         state: "consumed" if the work is done. "consuming" if a delivery works on the key, or if the
-            process of that delivery has died. If a "consuming" row never expires, a run of
-            `exactly_once` has committed only a part of its work.
+            process of the delivery has died. If a "consuming" row never expires, `exactly_once` has
+            committed only a part of the handler's work.
         message_id: Id of the message whose delivery claimed the key.
-        delivery: Delivery number of that message (`d.fence`).
+        delivery: Number of the delivery that claimed the key (`d.fence`).
         since: Time of the claim, by the database's clock.
-        left_s: Seconds until the row expires, or 0 if it has expired. None if the row stays until
-            it is purged.
+        left_s: Seconds until the row expires, or 0 if it has expired. None if only a purge deletes
+            the row.
     """
 
     state: str
@@ -50,7 +50,7 @@ def look(engine: sa.Engine, topic: str, key: str, consumer: str = "default") -> 
 async def look_async(
     engine: AsyncEngine, topic: str, key: str, consumer: str = "default"
 ) -> Entry | None:
-    """Return the ledger's row of a business key, or None, from the database of an AsyncEngine."""
+    """Return the ledger's row of a business key, or None. Use this with an AsyncEngine."""
     check_engine(engine, AsyncEngine, "look")
     return await generators.run_async(_look(engine, Row(check_consumer(consumer), topic, key, "")))
 
@@ -71,27 +71,25 @@ BATCH = 1000  # rows per transaction, so that its locks last only briefly
 def purge(engine: sa.Engine, older_than: Duration) -> int:
     """Delete old rows that no message needs any more. Return the number of deleted rows.
 
-    The call deletes rows that have expired, and old rows that never expire. `exactly_once` without
-    `ttl` writes rows that never expire. If a copy of a message arrives after the deletion of its
-    row, the work is repeated. So `older_than` must be longer than the time in which any message may
-    wait, be retried, or stay a dead letter. Claims of running handlers, and rows whose `ttl` has
-    not passed, are not deleted.
+    The call deletes two kinds of rows: rows that have expired, and old rows that never expire.
+    `exactly_once` without `ttl` writes rows that never expire. It keeps claims of running handlers,
+    and rows whose `ttl` has not passed. If a copy of a message arrives after its row was deleted,
+    RMQ repeats the work. So choose `older_than` longer than any message may wait, be retried, or
+    stay a dead letter.
 
     Args:
         engine: Engine of the ledger's database.
-        older_than: Minimum time since the row was claimed, in seconds or as a timedelta, by the
-            database's clock.
+        older_than: Minimum age of the claim in seconds or as a timedelta, by the database's clock.
 
     Guarantee:
-        The purge works in transactions of about 1000 rows. If it is stopped, the next call
-        continues.
+        Each transaction deletes about 1000 rows. If the purge is stopped, the next call continues.
     """
     check_engine(engine, sa.Engine, "purge_async")
     return generators.run(_purge(engine, older_than))
 
 
 async def purge_async(engine: AsyncEngine, older_than: Duration) -> int:
-    """Delete old rows in the database of an AsyncEngine, as `purge` does."""
+    """Delete old rows as `purge` does. Use this with an AsyncEngine."""
     check_engine(engine, AsyncEngine, "purge")
     return await generators.run_async(_purge(engine, older_than))
 
@@ -106,7 +104,10 @@ def _purge(engine: AnyEngine, older_than: Duration) -> Procedure[int]:
 
 
 def _delete_batch(connection: sa.Connection, older_ms: int) -> tuple[int, bool]:
-    """Delete one batch of old rows. Return their number, and whether more old rows may exist."""
+    """Delete one batch of old rows.
+
+    Return the number of deleted rows, and whether there may be more old rows.
+    """
     rows = ledger.c
     write_first(connection, rows.key)
     is_old = sa.and_(

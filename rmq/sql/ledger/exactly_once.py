@@ -1,4 +1,4 @@
-"""`exactly_once` and `once`: commit the ledger's row and a handler's writes in one transaction."""
+"""Commit the row of a business key and a handler's writes in one transaction."""
 
 from __future__ import annotations
 
@@ -46,51 +46,53 @@ def exactly_once(
     ttl: Duration | None = None,
     parameter: str | None = None,
 ) -> Callable[[F], F]:
-    """Run a handler in a transaction that takes effect once for each business key.
+    """Run a handler in a database transaction that commits only once for each business key.
 
-    Write this decorator below `@topic.handler`. For each delivery, RMQ opens a transaction, inserts
-    a row into the ledger, and calls the handler with the connection or session for its writes. When
-    the handler returns, RMQ commits the row and the handler's writes together. The handler must not
-    commit or roll back itself. To roll back, it raises an exception, for example `rmq.Snooze`,
-    `rmq.Retry` or `rmq.Reject`. If you call the function directly, for example in a unit test, it
-    runs without a transaction and without the ledger.
+    Write this decorator below `@topic.handler`. For each delivery, RMQ opens a transaction and
+    inserts a row into the ledger. RMQ then calls the handler with the connection or session for its
+    writes. When the handler returns, RMQ commits the row and the handler's writes together. The
+    handler must not commit or roll back itself. To roll back, raise an exception, for example
+    `rmq.Snooze`, `rmq.Retry` or `rmq.Reject`. If you call the function directly, for example in a
+    unit test, it runs without a transaction and without the ledger.
 
     Args:
-        source: An Engine or a sessionmaker. The handler receives a connection of the Engine, or a
-            session of the sessionmaker. Async handlers need an AsyncEngine or async_sessionmaker.
-            The database needs the table `rmq_ledger` (`rmq ledger create`).
-        key: Business key, as in `rmq.idempotent`. None means the message's id. "header:NAME" means
-            the value of a header. A function gets the body and returns the key. Messages with the
-            same key count as copies of one message.
-        consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
-            each consumer does the work.
-        ttl: Time for which a key is remembered, in seconds or as a timedelta, at least the lease.
-            Default: until `rmq.ledger.purge`.
+        source: An Engine or a sessionmaker. The handler gets a connection of the Engine, or a
+            session of the sessionmaker. Async handlers need an AsyncEngine or an
+            async_sessionmaker. The database needs the table `rmq_ledger` (`rmq ledger create`).
+        key: Business key, as in `rmq.idempotent`. None means the id of the message. "header:NAME"
+            means the value of a header. A function gets the body and returns the key. Messages with
+            the same key count as copies of one message.
+        consumer: Name of this consumer. Each consumer of a topic has its own rows, so each consumer
+            does the work.
+        ttl: Time for which the database remembers a key, in seconds or as a timedelta. The minimum
+            is the lease. Default: until `rmq.ledger.purge`.
         parameter: Name of the handler's parameter for the connection or session. Default:
             `connection` or `session`.
 
     Guarantee:
-        The handler's writes through its connection or session take effect exactly once: while the
-        row exists, the writes of exactly one delivery commit. After a crash, a lost lease or a lost
-        Redis, the database has all of these writes or none. A copy of the message waits at the
-        unique index until the transaction has ended. After a rollback the copy is handled, and
-        after a commit it is acked without work. Other effects of the handler, such as a mail or a
-        write to another database, are not covered.
+        The handler's writes through its connection or session take effect exactly once. While the
+        row exists, the writes of exactly one delivery are committed. After a crash, a lost lease or
+        a lost Redis, the database has all of these writes or none. A copy of the message waits at
+        the unique index until the transaction has ended. If the transaction was rolled back, the
+        handler then runs for the copy. If the transaction was committed, RMQ acks the copy without
+        calling the handler. Other effects of the handler are not covered, for example a mail or a
+        write to another database.
 
         The row is "consuming" until just before the commit, and then "consumed". If a handler
-        catches a database error that rolled its transaction back, it fails with
+        catches a database error that has rolled its transaction back, the handler fails with
         `rmq.WorkRolledBack`. If a handler ends the transaction itself, it may have committed only a
-        part of its writes. The message then becomes a dead letter with this reason, and is not
-        handled again. If the database is unreachable, does not answer the commit, or reports a
-        conflict of transactions, the delivery is postponed without the loss of a retry. Any other
-        error of the database is a failure.
+        part of its writes. The message then becomes a dead letter with this reason, and RMQ does
+        not run the handler again. RMQ postpones the delivery in three cases: the database is
+        unreachable, it does not answer the commit, or it reports a conflict of transactions. The
+        message then loses no retry. Any other error of the database is a failure.
 
     Raises:
-        InvalidType, InvalidValue: An argument is not valid, or the function lacks the parameter.
+        InvalidType, InvalidValue: An argument is not valid, or the function does not have the
+            parameter.
 
     Source:
-        The transactional variant of https://github.com/Jaskey/RocketMQDedupListener,
-        with the business key as the key of the row.
+        The transactional variant of https://github.com/Jaskey/RocketMQDedupListener, with the
+        business key as the key of the row.
     """
     if not isinstance(source, sa.Engine | AsyncEngine | sessionmaker | async_sessionmaker):
         raise InvalidType(
@@ -116,11 +118,11 @@ def once(
     *,
     consumer: str = "default",
 ) -> Iterator[Any]:
-    """Open a transaction in which a part of the work on a message takes effect once.
+    """Open a transaction that commits a part of the work on a message only once.
 
-    Use it in a function that you pass to `Delivery.step`. If the process dies before the value of a
-    step is stored, the step runs again. With `once`, the writes of the step are not repeated even
-    in this case.
+    Use this in a function that you pass to `Delivery.step`. If the process dies before RMQ has
+    stored the value of a step, the step runs again. With `once`, the writes of the step are not
+    repeated even then.
 
         def charge(d: rmq.Delivery) -> None:
             with rmq.ledger.once(engine, d, "charge") as connection:
@@ -134,17 +136,17 @@ def once(
             database needs the table `rmq_ledger` (`rmq ledger create`).
         delivery: The delivery.
         name: Name of this part of the work, usually the name of the step.
-        consumer: Name that owns the row, as in `exactly_once`.
+        consumer: Name of this consumer, as in `exactly_once`.
 
     Yields:
         The connection or session of the transaction, or None if an earlier attempt has committed
-        this part. At the end of the block, the transaction is committed. An exception rolls it
-        back.
+        this part. RMQ commits the transaction at the end of the block, or rolls it back after an
+        exception.
 
     Raises:
         WorkRolledBack: A statement in the block had failed, and the database rolled back.
-        Snooze: Another run of this message has the row. Do not catch this exception: RMQ then
-            delivers the message again.
+        Snooze: Another run of this message has the row. Do not catch this exception, because RMQ
+            uses it to deliver the message again.
     """
     row, has_sessions = _row_of_part(delivery, name, consumer), isinstance(source, sessionmaker)
     opens: Any = source
@@ -167,7 +169,7 @@ async def once_async(
     *,
     consumer: str = "default",
 ) -> AsyncIterator[Any]:
-    """Do the same as `once` for async handlers, with an AsyncEngine or an async_sessionmaker."""
+    """Do the same as `once` in async handlers, with an AsyncEngine or an async_sessionmaker."""
     row = _row_of_part(delivery, name, consumer)
     has_sessions = isinstance(source, async_sessionmaker)
     opens: Any = source
@@ -195,7 +197,6 @@ _WORD = "exactly_once"
 
 
 def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested: str | None) -> str:
-    """Return the name of the parameter that gets the connection or session."""
     default = "session" if has_sessions else "connection"
     if requested is not None and not isinstance(requested, str):
         raise InvalidType(f"parameter: {requested!r}; give the name of the handler's parameter")
@@ -216,14 +217,14 @@ def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested:
 
 
 class _Attempt:
-    """The state of one run of the handler, which shows whether the message caused an error.
+    """State of one run of the handler. It shows whether the message caused an error.
 
     Attributes:
-        has_begun: Whether the handler was called.
+        has_begun: Whether RMQ has called the handler.
         handler_error: Error of the handler.
-        has_lost_connection: Whether SQLAlchemy knows that the connection ended. If the handler used
-            the driver's cursor, SQLAlchemy notices the loss only at the next statement or the
-            rollback.
+        has_lost_connection: Whether SQLAlchemy knows that the connection was lost. If the handler
+            used the driver's cursor, SQLAlchemy notices the loss only at the next statement or at
+            the rollback.
     """
 
     has_begun = False
@@ -232,7 +233,7 @@ class _Attempt:
 
 
 class ExactlyOnce(Middleware):
-    """Middleware that runs a handler in a transaction. `exactly_once` creates it."""
+    """Middleware that runs a handler in a database transaction. `exactly_once` creates it."""
 
     def __init__(self, source: Source, key: KeyOf, consumer: str, ttl_ms: int | None) -> None:
         self._source: Any = source
@@ -245,11 +246,11 @@ class ExactlyOnce(Middleware):
         self._counts: dict[tuple[Any, int], int] = {}  # by message id and limit
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Check that the handler and the engine are both async, or both plain."""
+        """Check that the handler and the engine are both async, or that neither is async."""
         check_kind(handler, self._is_async, f"@{_WORD}")
 
     def check_lease(self, lease_ms: int) -> None:
-        """Check that the `ttl` is not shorter than the lease of the topic."""
+        """Check that the `ttl` is at least as long as the lease of the topic."""
         if self._ttl_ms is not None:
             check_ttl(self._ttl_ms, lease_ms)
 
@@ -265,11 +266,13 @@ class ExactlyOnce(Middleware):
         return rows.row_of(self._consumer, delivery, self._key(delivery))
 
     def _open(self) -> Any:
-        """Open a session or connection, which the caller uses as a context manager."""
         return self._source() if self.has_sessions else self._source.connect()
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Run the handler and claim its key in one transaction. Return False for a duplicate."""
+        """Run the handler and claim its key in one transaction.
+
+        Return False if the work was already done.
+        """
         row = self._row(delivery)
         with (
             self._watch(delivery) as attempt,
@@ -298,7 +301,6 @@ class ExactlyOnce(Middleware):
         delivery: DeliveryData,
         call_next: Next | NextAsync,
     ) -> Procedure[bool]:
-        """Insert the key's row and run the handler. Return False if the work was done before."""
         connection = opened
         if self.has_sessions:
             connection = yield Call(opened.connection, bind_arguments=_WRITES)
@@ -325,10 +327,10 @@ class ExactlyOnce(Middleware):
     def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
         """Postpone the delivery if the database causes an error in the `with` block.
 
-        If the delivery is postponed, no write was committed. A message may cause such an error in
-        every run, for example by a statement that crashes the server. So that such a message is not
-        postponed forever, the error counts as a failure of the message after several errors in a
-        row.
+        When RMQ postpones a delivery, no write was committed. A message can cause such an error in
+        every run, for example by a statement that crashes the server. So after several errors in a
+        row, the error counts as a failure of the message. Otherwise RMQ would postpone the message
+        forever.
 
         Raises:
             StoreAway: The database is unreachable, or the transaction was in conflict with another
@@ -359,7 +361,10 @@ class ExactlyOnce(Middleware):
             self._counts.pop((delivery.id, most), None)
 
     def _count(self, delivery: DeliveryData, most: int) -> int:
-        """Count a database error of a message. Return the errors in a row, at most `most`."""
+        """Count a database error of a message.
+
+        Return how many errors the message had in a row. The result is at most `most`.
+        """
         key = (delivery.id, most)
         times = self._counts.pop(key, 0) + 1
         if times < most:
@@ -370,14 +375,13 @@ class ExactlyOnce(Middleware):
 
 
 def _begin(connection: sa.Connection, row: Row) -> bool:
-    """Claim the row at the start of the transaction. Return False if the work was done before."""
+    """Claim the row at the start of the transaction. Return False if the work was already done."""
     refuse_autocommit(connection)
     with require_table(ledger, COMMAND):
         return rows.begin(connection, row)
 
 
 def _check_open(transaction: Any, delivery: DeliveryData) -> None:
-    """Refuse a handler that has ended its transaction itself."""
     if not transaction.is_active:
         raise ConfigurationError(
             f"@{_WORD}: the handler of {delivery.topic} has ended its transaction itself, or went "
@@ -393,11 +397,12 @@ def _finish(
 
     A handler may catch a database error and return. PostgreSQL then silently replaces RMQ's COMMIT
     by a ROLLBACK. MariaDB (after a deadlock) and SQLite (after some errors) have already rolled
-    back. Later writes of the handler then belong to a new transaction, which does not include RMQ's
-    row.
+    back at this point. Later writes of the handler then belong to a new transaction, which does not
+    include RMQ's row.
 
     Raises:
-        WorkRolledBack: The row is missing. The remaining writes of the transaction are rolled back.
+        WorkRolledBack: The row is missing. The database rolls back the remaining writes of the
+            transaction.
     """
     try:
         is_ours = rows.finish(connection, row, ttl_ms)

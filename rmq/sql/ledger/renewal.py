@@ -1,9 +1,9 @@
-"""Renewal of claims in the ledger while their handlers run.
+"""Renew claims in the ledger while their handlers run.
 
-Claims in a plain engine are renewed by a thread. Claims in an async engine are renewed by a task,
-because its connections belong to an event loop. All claims of a process are renewed together. A
-claim is renewed until its run ends, even if the delivery has lost its lease. If finished work
-cannot be marked as done, the renewal tries again, until the time at which the marked row would have
+For a plain engine, a thread renews the claims. For an async engine, a task renews the claims,
+because the connections of the engine belong to an event loop. One thread or task renews all claims
+of a process. It renews a claim until the run of the handler ends, even if the delivery has lost its
+lease. If RMQ cannot mark finished work as done, it tries again until the marked row would have
 expired.
 """
 
@@ -38,12 +38,12 @@ class RunningClaim:
     """A claim of a running handler.
 
     Attributes:
-        due: Time of the next renewal, by the monotonic clock.
-        ttl_ms: Time for which the row is kept after it is marked as done, in ms. None until the
-            work is done.
-        mark_at: Time of the next attempt to mark the row, by the monotonic clock.
-        mark_until: Time at which the row would expire if it were marked. After this time, there are
-            no more attempts.
+        due: Monotonic time of the next renewal.
+        ttl_ms: Time in ms for which the database keeps the row after it is marked as done. None
+            until the work is done.
+        mark_at: Monotonic time of the next attempt to mark the row.
+        mark_until: Monotonic time at which RMQ stops trying to mark the row, because a marked row
+            would have expired.
     """
 
     __slots__ = ("due", "hold_ms", "mark_at", "mark_until", "row", "ttl_ms")
@@ -56,11 +56,14 @@ class RunningClaim:
         self.schedule()
 
     def schedule(self) -> None:
-        """Set the next renewal to a third of the claim's life from now."""
+        """Schedule the next renewal. The wait is a third of the claim's lifetime."""
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
-        """Keep a claim after its run, until its row is marked as done, or for at most `ttl_ms`."""
+        """Keep the claim of finished work until its row is marked as done.
+
+        RMQ tries to mark the row for at most `ttl_ms`.
+        """
         now = time.monotonic()
         self.mark_at = now + MARK_S
         self.mark_until = now + ttl_ms / 1000
@@ -68,11 +71,11 @@ class RunningClaim:
 
 
 class Renewal:
-    """The claims of running handlers, and their periodic renewal.
+    """Keeps the claims of running handlers, and renews them.
 
     Args:
         transact: Function that calls another function with a connection of `engine`.
-        engine: Engine whose connections are used only for renewal.
+        engine: Engine whose connections RMQ uses only for renewal.
         dispose: Whether to close the connections when no claim remains.
     """
 
@@ -89,7 +92,8 @@ class Renewal:
     def renewing(self, row: Row, hold_ms: int) -> Iterator[RunningClaim]:
         """Renew a claim while the `with` block runs.
 
-        If the claim's work cannot be marked as done, the renewal continues after the block.
+        If RMQ cannot mark the finished work as done, it continues to renew the claim after the
+        block.
         """
         claim = RunningClaim(row, hold_ms)
         with self._lock:
@@ -109,7 +113,11 @@ class Renewal:
         raise NotImplementedError
 
     def _due(self) -> list[Batch]:
-        """Return the rows to renew now: whole groups of a topic and lifetime."""
+        """Return the rows to renew now, in batches.
+
+        Each batch has one topic and one lifetime. If a claim must be renewed, the other claims of
+        its topic with the same lifetime are renewed at the same time.
+        """
         with self._lock:
             claims = list(self._claims.values())
         groups: dict[tuple[str, int], list[RunningClaim]] = {}
@@ -125,7 +133,6 @@ class Renewal:
         return batches
 
     def _unmarked(self) -> list[RunningClaim]:
-        """Return the claims whose work is done and must be marked now."""
         now = time.monotonic()
         with self._lock:
             claims = list(self._claims.values())
@@ -135,7 +142,6 @@ class Renewal:
         return unmarked
 
     def _round(self) -> Procedure[None]:
-        """Renew the claims whose renewal is due, and mark finished work as done."""
         for batch, hold_ms in self._due():
             try:
                 yield from self._transact(rows.renew, batch, hold_ms, engine=self._engine)
@@ -164,7 +170,7 @@ class Renewal:
 def log_claim_lost(row: Row) -> None:
     """Log that a claim was lost before its work was done.
 
-    No error is raised, because an error would cause the work to be repeated.
+    The function raises no error, because RMQ would repeat the work after an error.
     """
     error = ClaimLost(
         f"the claim on key {row.key!r} of {row.topic} expired, or was deleted, while {row.owner} "
@@ -193,7 +199,10 @@ def _log_not_marked(row: Row, error: Exception) -> None:
 
 
 class ThreadRenewal(Renewal):
-    """Renews claims in a daemon thread. The thread ends IDLE_S seconds after the last claim."""
+    """Renews claims in a daemon thread.
+
+    The thread ends when there was no claim for IDLE_S seconds.
+    """
 
     def __init__(
         self, transact: Callable[..., Procedure[Any]], engine: AnyEngine, dispose: bool
@@ -211,10 +220,7 @@ class ThreadRenewal(Renewal):
                 self._thread.start()
 
     def end(self) -> None:
-        """Try once more to mark finished work as done, and end the thread.
-
-        `Ledger.close` calls this method.
-        """
+        """Try once more to mark finished work as done, and end the thread."""
         with self._lock:
             self._ending, thread = True, self._thread
             claims = list(self._claims.values())
@@ -243,7 +249,6 @@ class ThreadRenewal(Renewal):
         run(self._close())
 
     def _drop_unmarked(self) -> None:
-        """Drop the claims of finished work that the last attempt could not mark as done."""
         with self._lock:
             unmarked = [claim for claim in self._claims.values() if claim.ttl_ms is not None]
             for claim in unmarked:
@@ -253,7 +258,7 @@ class ThreadRenewal(Renewal):
 
 
 class TaskRenewal(Renewal):
-    """Renews claims in a task of the running event loop. The task ends after the last claim."""
+    """Renews claims in a task of the running event loop. The task ends when no claim remains."""
 
     _task: asyncio.Task[None] | None = None
 

@@ -1,10 +1,9 @@
-"""Statements on rows of the ledger. Each function takes a plain Connection.
+"""SQL statements on rows of the ledger.
 
-Async code calls the functions with `run_sync`. A row gets a new owner by compare-and-set, so an
-owner that has lost the row can neither mark it as done nor delete it. The database's clock decides
-which rows have expired.
-
-The table `rmq_ledger` has one row for each business key of a consumer and topic.
+The table `rmq_ledger` has one row for each business key of a consumer and topic. Each function
+takes a plain Connection. Async code calls the functions with `run_sync`. A statement changes the
+owner of a row only if the row still has the expected owner. So an owner that has lost the row
+cannot mark or delete it. The database's clock decides which rows have expired.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class Row(NamedTuple):
     """The primary key of a ledger row, and the run of a handler that claims the row.
 
     Attributes:
-        owner: Message id, delivery number and a random part. The random part is needed because
-            Redis assigns the same delivery numbers again after it has lost recent data.
-        former: The topic from which the message was redriven, and the id of the message in this
-            topic.
+        owner: Message id, delivery number and a random part. The owner needs the random part,
+            because Redis can assign a delivery number twice after it has lost data.
+        former: The topic from which the message was redriven, and the id that the message had
+            there.
     """
 
     consumer: str
@@ -69,11 +68,11 @@ class StoredRow(NamedTuple):
     """The content of a ledger row in the database.
 
     Attributes:
-        created_ms: Time at which the row was claimed, epoch ms.
-        left_ms: Time until the row expires, in ms, or None if the row does not expire. If a
-            "consuming" row does not expire, a run of `exactly_once` has committed only a part of
-            its transaction.
-        age_ms: Time since the row was claimed, ms.
+        created_ms: Time at which the row was claimed, in epoch ms.
+        left_ms: Time in ms until the row expires, or None if the row does not expire. If a
+            "consuming" row does not expire, `exactly_once` has committed only a part of the
+            handler's work.
+        age_ms: Time in ms since the row was claimed.
     """
 
     state: str
@@ -91,10 +90,10 @@ class StoredRow(NamedTuple):
         """Raise an error if the work of a row is not done. The row must not have expired.
 
         Raises:
-            Snooze: Another delivery has the claim. The wait equals the age of the claim, but ends
-                at the latest when the claim expires.
-            Reject: A part of the work was committed, so the work can be neither repeated nor
-                skipped.
+            Snooze: Another delivery has the claim. The wait is as long as the age of the claim, but
+                ends when the claim expires.
+            Reject: Only a part of the work was committed, so RMQ can neither repeat the work nor
+                skip it.
         """
         if self.state == CONSUMED:
             return
@@ -141,7 +140,7 @@ def _values(row: Row, state: str, lives_ms: int | None) -> dict[str, Any]:
 
 
 def insert(connection: sa.Connection, row: Row, state: str, lives_ms: int | None) -> bool:
-    """Insert a row if no row has its key. Return whether the row was inserted."""
+    """Insert a row, unless its key exists. Return whether the row was inserted."""
     key = {"consumer": row.consumer, "topic": row.topic, "key": row.key}
     return insert_new(connection, ledger, key | _values(row, state, lives_ms))
 
@@ -174,7 +173,7 @@ def replace(
 
 
 def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
-    """Return whether the work was done in the topic from which the message was redriven.
+    """Return whether the work was already done in the topic from which the message was redriven.
 
     Raises:
         Snooze, Reject: As in `StoredRow.check_done`.
@@ -190,7 +189,7 @@ def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
 
 
 def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
-    """Claim a row, in short transactions. Return False if the work was done before.
+    """Claim a row, in short transactions. Return False if the work was already done.
 
     Raises:
         Snooze, Reject: As in `StoredRow.check_done`.
@@ -217,11 +216,11 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
 
 
 def begin(connection: sa.Connection, row: Row) -> bool:
-    """Claim a row in the caller's transaction. Return False if the work was done before.
+    """Claim a row in the caller's transaction. Return False if the work was already done.
 
-    The row is inserted first. If another open transaction has inserted the same row, the insert
-    waits for the end of that transaction. Other transactions see the claim only after a commit. The
-    claim never expires, because it must stay if the handler itself commits too early.
+    The function inserts the row first. If another open transaction has inserted the same row, the
+    insert waits until this transaction ends. Other transactions see the claim only after a commit.
+    The claim never expires, because it must stay if the handler itself commits too early.
 
     Raises:
         Snooze: A `Ledger` has the claim, or another run took over the expired row first.
@@ -271,7 +270,7 @@ def forget(connection: sa.Connection, row: Row) -> None:
 def renew(connection: sa.Connection, rows: Sequence[Row], hold_ms: int) -> None:
     """Extend the lifetime of one consumer's claims in one topic.
 
-    A claim that another run has taken over is not extended.
+    The function does not extend a claim that another run has taken over.
     """
     # Every owner has one key, so a wrong pair matches no row: two lists match the same rows as
     # pairs would, and MariaDB uses the index only for lists.

@@ -38,39 +38,38 @@ ATTEMPTS = 3  # attempts of a transaction that conflicts with another transactio
 class Ledger:
     """Claims on business keys in a database, instead of `rmq.Claims`.
 
-    Write `@rmq.idempotent(Ledger(engine), key=...)` above a handler. Before the handler runs, the
-    key of its message is claimed in a separate transaction. The claim's row is "consuming", and
-    expires after the time in `hold` unless RMQ renews it. RMQ renews the row while the handler
-    runs. When the handler has returned, the row is "consumed" and expires after the `ttl` of
-    `idempotent`. If the handler fails, the row is deleted. If another delivery finds the row
-    "consuming", it is not acked but postponed without the loss of a retry.
+    Write `@rmq.idempotent(Ledger(engine), key=...)` above a handler. Before the handler runs, RMQ
+    claims the key of the message in a separate transaction. The row of the claim is then
+    "consuming". RMQ renews the row while the handler runs. Without a renewal, the row expires after
+    the time in `hold`. When the handler has returned, the row is "consumed" and expires after the
+    `ttl` of `idempotent`. If the handler fails, RMQ deletes the row. If another delivery finds a
+    "consuming" row, RMQ postpones this delivery, and its message loses no retry.
 
     Args:
-        engine: Engine of SQLAlchemy for plain handlers, AsyncEngine for async handlers. Its
-            database needs the table `rmq_ledger` (`rmq ledger create`). Its pool must have a
-            connection for each handler that starts or ends at the same time. In addition, the
-            database needs connections for the handlers themselves, and one connection for renewal.
-        consumer: Name that owns the rows. Different consumers of a topic have separate rows, so
-            each consumer does the work.
-        hold: Time for which a claim lives without a renewal, in seconds or as a timedelta, at least
-            1 s. Usually the lease of the topic. After a crash, the message waits until its claim
-            has expired.
+        engine: Engine of SQLAlchemy for plain handlers, or AsyncEngine for async handlers. The
+            database needs the table `rmq_ledger` (`rmq ledger create`). The pool must have a
+            connection for each handler that starts or ends at the same time. The database also
+            needs connections for the handlers themselves, and one connection for renewal.
+        consumer: Name of this consumer. Each consumer of a topic has its own rows, so each consumer
+            does the work.
+        hold: Time for which a claim lives without a renewal, in seconds or as a timedelta. The
+            minimum is 1 s. Usually, this is the lease of the topic. After a crash, the message
+            waits until its claim has expired.
 
     Guarantee:
-        While the row of a key exists, there is at most one run of this key at a time, and no run
-        after a success. This does not depend on Redis. The row is not written together with the
-        handler's effects. So the work is repeated if the process dies after the effects and before
-        the row is marked. The work is also repeated if the process stops for longer than `hold`,
-        for example because an async handler blocks its event loop. For effects in the same
-        database, `exactly_once` has no such gap. A claim lives as long as its run, even if the
-        delivery's lease is lost or its `max_runtime` has passed. If the database is unreachable,
-        the delivery is postponed without the loss of a retry. If finished work cannot be marked as
-        done, this process keeps the claim and tries again, until the `ttl` has passed since the end
-        of the work.
+        While the row of a key exists, at most one handler runs for this key at a time. After a
+        success, no handler runs for the key. This does not depend on Redis. RMQ does not commit the
+        row together with the handler's effects. So RMQ repeats the work if the process dies after
+        the effects and before RMQ has marked the row. RMQ also repeats the work if the process
+        stops for longer than `hold`, for example because an async handler blocks its event loop.
+        For effects in the same database, use `exactly_once`, which never repeats these effects. A
+        claim lives as long as its handler runs, even if the delivery's lease is lost or its
+        `max_runtime` has passed. If the database is unreachable, RMQ postpones the delivery, and
+        the message loses no retry. If RMQ cannot mark finished work as done, this process keeps the
+        claim and tries again until the `ttl` has passed.
 
-    Source:
-        The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
-        Here a row has an owner and is renewed, and an unknown error does not count as success.
+    Source: The MySQL table of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a row has an
+    owner and RMQ renews it. An unknown error does not count as success.
     """
 
     def __init__(
@@ -105,17 +104,17 @@ class Ledger:
     def close(self) -> None:
         """End the thread that renews the claims of plain handlers, and close its connection.
 
-        Call this in a program that continues after its handlers have ended. Without this call, the
-        thread ends 10 s after the last claim, or with the process. If finished work could not be
-        marked as done, `close` tries once more. If this fails, `close` logs the failure, and the
-        claim expires later. While a handler runs, its claim is still renewed, and the thread ends
-        after the handler. A later claim starts the thread again. For an async engine, a task renews
-        the claims, and ends with its event loop.
+        Call this in a program that continues after its handlers have ended. If you do not call
+        this, the thread ends 10 s after the last claim, or with the process. If RMQ could not mark
+        finished work as done, `close` tries once more. If this fails, `close` logs the failure, and
+        the claim expires later. While a handler runs, RMQ still renews its claim, and the thread
+        ends after the handler. A later claim starts the thread again. For an async engine, a task
+        renews the claims, and ends with its event loop.
         """
         self._thread_renewal.end()
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
-        """Return the middleware that `idempotent` attaches to a handler."""
+        """Return the middleware that `idempotent` adds to a handler."""
         return LedgerMiddleware(self, key, ttl_ms, check)
 
     # --- for its middleware ----------------------------------------------------------------------
@@ -127,7 +126,7 @@ class Ledger:
     def transact(
         self, verb: Callable[..., Any], *arguments: Any, engine: AnyEngine | None = None
     ) -> Procedure[Any]:
-        """Call a function with a connection. Repeat the call after a conflict of transactions.
+        """Call a function with a connection. After a conflict of transactions, repeat the call.
 
         Args:
             verb: Function to call. It commits its transactions itself.
@@ -182,7 +181,10 @@ class LedgerMiddleware(Middleware):
         return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
-        """Check that the handler (async or plain) fits the engine and the `check` function."""
+        """Check that the handler fits the engine and the `check` function.
+
+        All three must be async, or none of them.
+        """
         check_kind(handler, self._store.is_async, "its ledger")
         if inspect.iscoroutinefunction(self._check) and not handler.is_async:
             raise InvalidType(
@@ -199,19 +201,22 @@ class LedgerMiddleware(Middleware):
         await generators.run_async(self._store.check())
 
     def check_lease(self, lease_ms: int) -> None:
-        """Check that the `ttl` is not shorter than the lease, and store the longest lease."""
+        """Check that the `ttl` is at least as long as the lease, and store the longest lease."""
         check_ttl(self._ttl_ms, lease_ms)
         self._lease_ms = max(self._lease_ms, lease_ms)  # one function may serve several topics
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """Claim the key, run the handler, and mark the work as done.
 
-        Return False if the work was done before.
+        Return False if the work was already done.
         """
         return generators.run(self._claimed_run(delivery, call_next))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Claim the key, run the async handler, and mark the work as done, as `run` does."""
+        """Claim the key, run the async handler, and mark the work as done.
+
+        Return False if the work was already done.
+        """
         return await generators.run_async(self._claimed_run(delivery, call_next))
 
     def _claimed_run(self, delivery: DeliveryData, call_next: Next | NextAsync) -> Procedure[bool]:
@@ -254,7 +259,7 @@ class LedgerMiddleware(Middleware):
 
 
 def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
-    """Refuse an async handler for a plain engine, or a plain handler for an async engine.
+    """Raise an error if either the handler or the engine is async, but not both.
 
     Args:
         handler: Handler to register.
@@ -262,8 +267,8 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
         owner: Name of the engine's owner, for the text of the error.
 
     Raises:
-        InvalidType: The kinds differ. A plain handler cannot await an async engine, and an async
-            handler would block its event loop with a plain engine.
+        InvalidType: Only one of the two is async. A plain handler cannot await an async engine. An
+            async handler would block its event loop with a plain engine.
     """
     if handler.is_async == is_async:
         return
@@ -278,7 +283,7 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
 
 
 def check_ttl(ttl_ms: int, lease_ms: int) -> None:
-    """Refuse a `ttl` that is shorter than the lease.
+    """Raise an error if a `ttl` is shorter than the lease.
 
     Raises:
         InvalidValue: The ttl is shorter than the lease.

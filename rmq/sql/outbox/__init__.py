@@ -1,8 +1,8 @@
-"""The outbox: messages that are written in a database transaction and sent after its commit.
+"""The outbox: you write messages in a database transaction, and RMQ sends them after the commit.
 
-`rmq.outbox` has the public names. A stub is a message's row in the outbox table.
+`rmq.outbox` has the public names. A stub is the row of a message in the outbox table.
 
-outbox           writes messages in the caller's transaction, and decides when they are resent
+outbox           writes messages in the caller's transaction, and decides when to resend them
 tables           the tables rmq_stub and rmq_log, and the ids of stubs and messages
 relay            sends committed stubs
 relay_queries    SQL of the relay

@@ -1,13 +1,15 @@
-"""Confirm the stub of a message (its row in the outbox) when a consumer has handled the message.
+"""Confirm the stub of a message after a consumer has handled the message.
 
-    on receipt      the log row is written, in a transaction of its own
-    success         the stub is confirmed and the log row deleted, in one transaction
-    failure         the log row is deleted, because the message is back in its queue
+A stub is the row of a message in the outbox. A log row says that a consumer has received the
+message.
 
-If a consumer dies before the second or third step, its log row stays. For the time in
-`Outbox.log_for`, the log row prevents a resend of the message. Other outboxes often keep the log
-row until the message is confirmed, so the log row of a dead consumer can hide a lost message
-forever. In RMQ, a log row has an effect only for a limited time.
+    on receipt      RMQ writes the log row in its own transaction
+    success         RMQ confirms the stub and deletes the log row, in one transaction
+    failure         RMQ deletes the log row, because the message is back in its queue
+
+If a consumer dies between these steps, its log row stays. The log row then prevents a resend of the
+message, but only for the time in `Outbox.log_for`. In other outboxes, a log row often stays until
+the message is confirmed. There, the log row of a dead consumer can hide a lost message forever.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ FIELD = "stub"  # field in the body of a confirmation message
 
 
 class Confirms(Middleware):
-    """Records a message's receipt, runs its handler, and confirms its stub.
+    """Middleware that confirms the stub of a message after its handler has run.
 
-    `Outbox.confirms` creates this middleware.
+    It first records that the consumer has received the message. `Outbox.confirms` creates this
+    middleware.
     """
 
     def __init__(self, engine: Engine | AsyncEngine, via: Topic | AsyncTopic | None) -> None:
@@ -99,11 +102,11 @@ class Confirms(Middleware):
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """Confirm the stub of a message whose work was done earlier."""
+        """Confirm the stub of a message whose work was already done."""
         generators.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Confirm the stub of a message whose work was done earlier, as `on_duplicate` does."""
+        """Confirm the stub of a message whose work was already done, in async code."""
         await generators.run_async(self._confirm(delivery))
 
     def _confirmed_run(
@@ -154,7 +157,7 @@ class Confirms(Middleware):
 def _mark_worked(delivery: DeliveryData) -> None:
     """Record that the work is done.
 
-    Its claim is then marked as done even if the stub cannot be confirmed.
+    RMQ then marks its claim as done, even if RMQ cannot confirm the stub.
     """
     claim = inner_of(delivery).claim
     if claim is not None:
@@ -170,7 +173,7 @@ def _is_async(engine: object) -> bool:
 
 
 def _settled_itself(delivery: DeliveryData) -> bool:
-    """Return whether the handler itself has settled its delivery, by an ack or in another way."""
+    """Return whether the handler itself has settled its delivery."""
     if not delivery.is_settled or delivery.lost:
         return False
     log.warning(
@@ -190,37 +193,38 @@ class Confirming:
     def confirms(
         self, engine: Engine | AsyncEngine, *, via: Topic | AsyncTopic | None = None
     ) -> Callable[[F], F]:
-        """Confirm stubs when their messages are handled. Write this above all other middleware.
+        """Confirm stubs after their messages are handled. Write this above all other middleware.
 
             @orders.handler
             @outbox.confirms(engine)
             @rmq.idempotent(rmq.Claims())
             def handle(order): ...
 
-        Before the handler runs, RMQ writes a log row. After success, it confirms the stub and
-        deletes the log row, in one transaction. After a failure, it deletes the log row. A message
-        without a stub, because it was sent directly, is handled without these steps.
+        Before the handler runs, RMQ writes a log row. After success, RMQ confirms the stub and
+        deletes the log row, in one transaction. After a failure, RMQ deletes the log row. If a
+        message has no stub because it was sent directly, RMQ skips these steps.
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
-                With `via`, this is the engine of the consumer's own database, which has the table
-                rmq_log. With `via`, every message is confirmed, even a message without a stub.
-            via: Topic on which confirmations are sent to the producer's `confirm_handler`.
+                If you set `via`, pass the engine of the consumer's own database, which has the
+                table rmq_log.
+            via: Topic on which RMQ sends confirmations to the producer's `confirm_handler`. RMQ
+                then confirms every message, even a message without a stub.
 
         Guarantee:
-            A message is confirmed only after its handler has returned, or a middleware below this
-            one has found that the work was already done. After a crash between the handler's commit
-            and the confirmation, the message is delivered again. With a ledger, the message is then
-            confirmed without running the handler. If finished work cannot be confirmed, its claim
-            is marked as done, and the delivery is postponed without the loss of a retry. The next
-            delivery confirms the message without running the handler. If a handler itself settles
-            its delivery, the stub is not confirmed, because the handler may not have acked the
-            delivery.
+            RMQ confirms a message only after its handler has returned, or after a middleware below
+            this one has found that the work was already done. After a crash between the handler's
+            commit and the confirmation, RMQ delivers the message again. With a ledger, RMQ then
+            confirms the message without running the handler. If RMQ cannot confirm finished work,
+            it marks the claim as done, and postpones the delivery without the loss of a retry. The
+            next delivery confirms the message without running the handler. If a handler settles its
+            delivery itself, RMQ does not confirm the stub, because the handler may not have acked
+            the delivery.
 
         Raises:
-            InvalidType: `engine`, `via` and the handler are not all plain or all async.
-            InvalidValue: Another middleware is above this one. Both errors are raised when the
-                handler is registered.
+            InvalidType: `engine`, `via` and the handler must all be async, or none of them.
+            InvalidValue: Another middleware is above this one. RMQ raises both errors when you
+                register the handler.
         """
         middleware = Confirms(engine, via)
 
@@ -236,8 +240,9 @@ class Confirming:
 
             confirmations.handler(outbox.confirm_handler(engine))
 
-        The handler is async for an AsyncEngine. A stub that is already confirmed, void or purged is
-        not changed. A message that is not a confirmation becomes a dead letter immediately.
+        The handler is async for an AsyncEngine. It does not change a stub that is already
+        confirmed, void or purged. A message that is not a confirmation becomes a dead letter
+        immediately.
 
         Args:
             engine: Engine of the database with the stubs.
@@ -258,14 +263,14 @@ class Confirming:
         return confirm_async if _is_async(engine) else confirm
 
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
-        """Return a function for `check` in `@rmq.idempotent`: whether work must still be done.
+        """Return a function for `check` in `@rmq.idempotent`.
 
-        The function returns True while the stub of a delivery is unconfirmed or exhausted. If the
-        stub is confirmed or void, the function returns False: the delivery is acked, and the
-        handler does not run. The function also returns True if there is no stub, because the
-        message was sent directly or the stub was purged. If the database is unreachable, the
-        delivery is postponed without the loss of a retry. Any other error of the database counts as
-        an error of the handler.
+        It says whether work must still be done. The function returns True while the stub of a
+        delivery is unconfirmed or exhausted. If the stub is confirmed or void, the function returns
+        False. RMQ then acks the delivery without running the handler. If there is no stub, the
+        function returns True. A message has no stub if it was sent directly, or if its stub was
+        purged. If the database is unreachable, RMQ postpones the delivery, and the message loses no
+        retry. Any other error of the database counts as an error of the handler.
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
@@ -287,7 +292,10 @@ class Confirming:
 
 
 def _stub_in(body: object) -> str:
-    """Return the stub id in the body of a confirmation. Any other body becomes a dead letter."""
+    """Return the stub id in the body of a confirmation.
+
+    If the body is not a confirmation, the message becomes a dead letter.
+    """
     id = body.get(FIELD) if isinstance(body, dict) else None
     try:
         return str(stub_id(id))  # type: ignore[arg-type]

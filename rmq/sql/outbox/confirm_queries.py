@@ -1,4 +1,7 @@
-"""SQL of confirmations: log rows of consumers, and the status of stubs."""
+"""SQL statements for confirmations.
+
+The statements change the log rows of consumers, and the status of stubs (outbox rows).
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ OPEN = (UNCONFIRMED, EXHAUSTED)  # an exhausted stub may still have been deliver
 
 
 def note_receipt(connection: Connection, id: str, delivery: DeliveryData, has_stubs: bool) -> bool:
-    """Write the log row of a delivery.
+    """Record in the table rmq_log that a consumer has received a message.
 
     Args:
         connection: Connection to the consumer's database.
-        id: Id of the stub.
+        id: Id of the message's stub (its row in the outbox).
         delivery: Received delivery.
         has_stubs: Whether the consumer's database also has the stubs.
 
     Returns:
-        False if `has_stubs` is set and the message has no stub. In this case, no log row is
-        written. True in all other cases.
+        False if `has_stubs` is true and the message has no stub. The function has then written
+        nothing. Otherwise True.
     """
     with require_table(logs, CREATE):
         write_first(connection, logs.c.id)
@@ -44,12 +47,12 @@ def _write_log_row(connection: Connection, id: str, delivery: DeliveryData) -> N
 
 
 def delete_log_row(connection: Connection, id: str) -> None:
-    """Delete the log row of a stub."""
+    """Delete the row of a stub in the table rmq_log."""
     connection.execute(delete(logs).where(logs.c.id == id))
 
 
 def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
-    """Confirm a stub, and delete its log row if this database has it. A second call is safe."""
+    """Confirm a stub (an outbox row), and delete its row in rmq_log. You can repeat the call."""
     open_stub = update(stubs).where(stubs.c.id == id, stubs.c.status.in_(OPEN))
     with require_table(stubs, CREATE):
         connection.execute(open_stub.values(status=CONFIRMED))
@@ -58,7 +61,10 @@ def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
 
 
 def is_open(connection: Connection, id: str) -> bool:
-    """Return whether the work of a stub is not done yet. If there is no such stub, return True."""
+    """Return whether the work of a stub (an outbox row) still has to be done.
+
+    If there is no such stub, return True.
+    """
     status = _status(connection, id)
     return status is None or status in OPEN
 

@@ -1,9 +1,9 @@
-"""Send stubs to Redis: many stubs in one call, with an outcome for each stub.
+"""Send stubs (outbox rows) to Redis. One call sends many stubs, and each stub gets an outcome.
 
 There are two kinds of refusals. A permanent refusal is caused by the stub, for example by a body
-that is too large for the topic. It must not delay other stubs. A temporary refusal is caused by the
-topic or the server, for example by a full topic or a refused login. It must not count as a send of
-the message.
+that is too large for the topic. Such a stub must not delay other stubs. A temporary refusal is
+caused by the topic or the server, for example by a full topic or a refused login. It must not count
+as a send of the message.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PARTS: dict[str, tuple[type, str]] = {
 
 
 def check_parts(**parts: object) -> None:
-    """Refuse an outbox, engine or client of the wrong type.
+    """Raise an error if the outbox, the engine or the client has the wrong type.
 
     Raises:
         InvalidType: An argument has the wrong type. The error names the argument.
@@ -72,12 +72,12 @@ def check_parts(**parts: object) -> None:
 
 
 class Refused(NamedTuple):
-    """A stub (the row of a message in the outbox) that was not sent.
+    """Describes a stub (an outbox row) that could not be sent.
 
     Attributes:
         error: Reason of the refusal.
-        is_permanent: Whether the stub is the cause, so that no later send can succeed.
-        is_slot_full: Whether the slot of the stub has no room for all stubs of the call.
+        is_permanent: Whether the stub itself is the cause, so that no later send can succeed.
+        is_slot_full: Whether the slot does not have enough room for all its stubs in this call.
     """
 
     error: Exception
@@ -94,9 +94,10 @@ _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = Weak
 def message_id(
     client: Client, topic: str, stub: MessageId | str, slot_basis: str | bytes | None = None
 ) -> MessageId:
-    """Return the id of a stub's message, whether or not it was sent.
+    """Return the id of a stub's message. The message need not be sent yet.
 
-    The topic is opened, and created if it does not exist. `stub_id` does the reverse.
+    The function opens the topic, and creates it if it does not exist. `stub_id` converts in the
+    other direction.
 
     Args:
         client: Client with the prefix of the topic.
@@ -115,7 +116,7 @@ def message_id(
 
 
 class Dispatcher:
-    """Sends stubs (rows of messages) with a client's transport, prefix and interceptors."""
+    """Sends stubs (outbox rows) through a client, with the interceptors of the client."""
 
     def __init__(self, client: Client) -> None:
         self._parts = parts_of(client)
@@ -126,24 +127,26 @@ class Dispatcher:
 
     @property
     def idle_limit_s(self) -> float:
-        """Maximum idle time of a send's transaction, in seconds.
+        """Maximum number of seconds for which a transaction may be idle while stubs are sent.
 
-        It is longer than any call of Redis.
+        The time is longer than any call of Redis.
         """
         return IDLE_S + self._parts.retry_s
 
     def send(
         self, stubs: Sequence[Stub], now_ms: int, connection: sa.Connection | None = None
     ) -> list[Outcome]:
-        """Send stubs (rows of messages) in order within each topic. Return one outcome per stub.
+        """Send stubs (outbox rows). Return one outcome for each stub.
+
+        Stubs of the same topic are sent in order.
 
         Args:
-            stubs: Stubs to send, each only once.
+            stubs: Stubs to send. Each stub occurs only once.
             now_ms: Time of the database's clock.
             connection: Connection with the transaction that has locked the stubs, or None.
 
         Guarantee:
-            After a stub that was refused temporarily, no other stub of its slot is sent.
+            If Redis refuses a stub temporarily, later stubs of the same slot are not sent.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is unreachable. Some stubs may have been sent.
@@ -168,10 +171,10 @@ class Dispatcher:
         return [outcomes[index] for index in range(len(stubs))]
 
     def context(self, topic: str, codec: int) -> TopicContext:
-        """Return the context of a topic for stubs, whose bodies are already encoded.
+        """Return the context of a topic for sending stubs, whose bodies are already encoded.
 
-        A missing topic is created with its former settings, if a dispatcher of this client has read
-        them before. Otherwise it is created with the settings that the program declared on this
+        If the topic is missing, the method creates it with its old settings, if this client has
+        read them before. Otherwise, the topic gets the settings that the program declared on this
         client.
 
         Raises:
@@ -214,7 +217,7 @@ class Dispatcher:
         raise AssertionError("the second attempt returns or raises")
 
     def _forget(self, topic: str) -> None:
-        """Forget a topic that Redis no longer has. The next send creates the topic again."""
+        """Forget an open topic that Redis has lost. The next send creates the topic again."""
         log.error(
             "outbox: topic %r is gone from Redis (deleted, flushed, or failed over empty) with all "
             "that waited in it; it is created again, and what is not yet sent follows",
@@ -243,7 +246,7 @@ class Dispatcher:
     def _send_halving(
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
-        """Send stubs. Find a stub that causes an error by halving the list."""
+        """Send stubs. If one stub causes an error, halve the list to find this stub."""
         if not pairs:
             return []
         try:
@@ -261,17 +264,17 @@ class Dispatcher:
         return first + self._send_halving(context, pairs[middle:])
 
     def _has_more_room(self, context: TopicContext) -> bool:
-        """Read the topic's settings again. Return whether its `max_body` has become larger."""
         before = context.settings.max_body
         context.keep_settings(0.0)
         self.transport.run(opening.ensure_open(context))
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send stubs. If a slot has no room for all its stubs, send only the first stubs that fit.
+        """Send stubs.
 
-        Redis stores all messages of a call for a slot, or none of them. So a slot with room for 100
-        messages would refuse a call with 500 stubs forever.
+        If a slot is too full for all its stubs, send as many of the first stubs as fit. For each
+        slot, Redis stores all messages of a call or none. So a slot with room for 100 messages
+        would refuse a call with 500 stubs forever.
         """
         outcomes = self._call_once(context, pairs)
         refused: dict[int, list[int]] = {}  # by slot: the indexes of its stubs, in order
@@ -333,7 +336,6 @@ def _is_not_durable(outcome: Outcome) -> bool:
 
 
 def _refused_as_full(outcomes: Sequence[Outcome], indexes: Iterable[int]) -> list[int]:
-    """Return the indexes of the messages that a full slot has refused."""
     return [i for i in indexes if isinstance(o := outcomes[i], Refused) and o.is_slot_full]
 
 
@@ -352,8 +354,8 @@ def _outcomes(
 ) -> list[Outcome]:
     """Return an outcome for each stub: its result, or a refusal with the given error.
 
-    A stub is refused if it has no result, or if its entry in `counts` is False. With
-    `is_slot_full`, the reason for a missing result is a full slot.
+    A stub is refused if it has no result, or if its entry in `counts` is False. If `is_slot_full`
+    is true, a missing result means that the slot is full.
     """
     all_results = list(results) or [None] * len(counts)
     return [

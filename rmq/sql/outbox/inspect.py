@@ -1,4 +1,4 @@
-"""Inspection of the outbox, for people and monitoring. No row is locked or changed."""
+"""Show the outbox to people and to monitoring. This module locks and changes no row."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ MAX_LIMIT = 10_000
 
 
 class Counts(NamedTuple):
-    """The numbers of stubs (rows of messages) in an outbox, by status.
+    """Number of stubs (outbox rows) with each status.
 
     Attributes:
         unsent: Stubs that were never sent.
         unconfirmed: Stubs that were sent, but that no consumer has confirmed yet.
-        in_log: Unconfirmed stubs that a consumer has recorded in `rmq_log`. A stub is not resent
-            while its row in `rmq_log` is recent.
+        in_log: Unconfirmed stubs with a row in `rmq_log`, because a consumer has received the
+            message. While this row is recent, RMQ does not resend the stub.
         confirmed: Stubs whose work is done.
         void: Stubs that were withdrawn.
-        exhausted: Stubs that are not sent any more, after too many sends or a permanent error.
-        oldest_unsent_ms: Age of the oldest unsent stub, or None.
-        next_resend: Next time at which a stub without a row in `rmq_log` is resent, or None.
-        overdue_ms: Time since `next_resend`, or 0 if `next_resend` has not passed. While a resender
-            runs, this time stays below a few seconds.
+        exhausted: Stubs that RMQ no longer sends, after too many sends or a permanent error.
+        oldest_unsent_ms: Age of the oldest unsent stub in ms, or None.
+        next_resend: Time of the next resend among the stubs without a row in `rmq_log`, or None.
+        overdue_ms: Time in ms since `next_resend`, or 0 if `next_resend` is in the future. While a
+            resender runs, this time stays below a few seconds.
     """
 
     unsent: int
@@ -59,14 +59,14 @@ class Counts(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A stub (the row of a message in the outbox), decoded for people.
+    """A stub (the row of a message in the outbox) in a form for people.
 
     Attributes:
         id: Id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
         status: "unsent", "unconfirmed", "confirmed", "void" or "exhausted".
-        body: Decoded body, or the raw bytes if decoding fails.
+        body: Decoded body. If the body cannot be decoded, the raw bytes.
         due: Due time, or None.
-        resend_at: Time from which the message may count as lost. None for a settled or exhausted
+        resend_at: Time after which the message may count as lost. None for a settled or exhausted
             stub, and for a message that was redriven to another topic.
         error: Reason why the stub is exhausted, or ''.
     """
@@ -87,7 +87,7 @@ class Entry(NamedTuple):
 
 
 def counts(engine: sa.Engine) -> Counts:
-    """Count the stubs of an outbox. This reads every row of the table.
+    """Count the stubs (rows) of an outbox. This reads every row of the table.
 
     Raises:
         ConfigurationError: The table is missing.
@@ -127,12 +127,12 @@ def counts(engine: sa.Engine) -> Counts:
 def entries(
     engine: sa.Engine, statuses: Sequence[str] = (), topic: str | None = None, limit: int = 100
 ) -> list[Entry]:
-    """List stubs, oldest first.
+    """List the stubs (rows) of an outbox. The oldest stub comes first.
 
     Args:
         engine: Engine of the outbox's database.
-        statuses: Values of `Entry.status`. Default: stubs with any status.
-        topic: Topic of the stubs. Default: stubs of all topics.
+        statuses: Values of `Entry.status`. Default: all statuses.
+        topic: Topic of the stubs. Default: all topics.
         limit: Maximum number of stubs, 1 to 10 000.
 
     Raises:

@@ -1,16 +1,15 @@
-"""Lost messages: decide which stubs have to be sent again.
+"""Find lost messages, and decide which stubs (outbox rows) to send again.
 
-A stub (the row of a message in the outbox) is lost if all these conditions are true
-(docs/decisions/0011):
+A stub is lost if all these conditions are true (docs/decisions/0011):
 
-- It is unconfirmed, and its resend time has come.
+- The stub is unconfirmed, and its resend time has come.
 - No consumer works on its message.
 - Redis has the message in no queue.
 - Consumers have received later messages of the slot.
 
-Messages are located by id. If a message is in none of its slot's queues, it was settled, removed or
-lost. Redis cannot distinguish these cases. Only a program that has recorded the end of the message
-can do this.
+RMQ looks for a message by its id. If a message is in none of its slot's queues, it was settled,
+removed or lost. Redis cannot distinguish these cases. Only a program that has recorded the end of
+the message can do this.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Ids = Callable[[TopicContext], Sequence[MessageId]]
 
 
 class Located(NamedTuple):
-    """The queue of one message, and the state of its slot.
+    """Says where a message is, and describes its slot.
 
     Attributes:
         queue: "store", "prepare", "dead", or None.
@@ -68,14 +67,14 @@ NOWHERE = Located(None, 0, True)
 
 
 def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
-    """Locate messages of one topic. Return one answer for each message, in order.
+    """Find the queues of some messages of a topic. Return one answer for each message, in order.
 
-    If Redis no longer has the topic, none of the messages is in a queue. The next send finds that
-    the topic is missing, and may create it again with its former settings.
+    If Redis no longer has the topic, the messages are in no queue. The next send finds that the
+    topic is missing, and may create it again with its old settings.
 
     Args:
-        context: Opened context of the topic.
-        ids: Function that computes the ids of the messages, for the topic's present number of
+        context: Context of the open topic.
+        ids: Function that computes the ids of the messages. Its argument is the current number of
             slots.
     """
     try:
@@ -116,12 +115,12 @@ log = logging.getLogger("rmq.outbox")
 
 
 class Sorted(NamedTuple):
-    """Stubs whose resend time has come, sorted by the state of their messages.
+    """Stubs (outbox rows) whose resend time has come, sorted by the state of their messages.
 
     Attributes:
         lost: Stubs whose messages are lost.
-        in_queue: Column `seq` of the stubs whose messages are in a queue.
-        moved: Column `seq` of the stubs whose messages were redriven to another topic.
+        in_queue: Numbers (column `seq`) of the stubs whose messages are in a queue.
+        moved: Numbers (column `seq`) of the stubs whose messages were redriven to another topic.
     """
 
     lost: list[DueStub]
@@ -130,7 +129,7 @@ class Sorted(NamedTuple):
 
 
 class LossDetector:
-    """Finds lost stubs among the stubs whose resend time has come.
+    """Finds lost stubs (outbox rows) among the stubs whose resend time has come.
 
     Args:
         dispatcher: Dispatcher that opens topics and calls Redis.
@@ -142,7 +141,9 @@ class LossDetector:
         self._engine = engine
 
     def sort(self, due: Sequence[DueStub]) -> Sorted:
-        """Sort stubs, whose resend time has come, by the state of their messages.
+        """Sort stubs (outbox rows) by the state of their messages.
+
+        The resend time of the stubs must have come.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is unreachable.
@@ -162,7 +163,7 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where the message of each stub (`seq`) is, or None for an unreadable topic."""
+        """Return where the message of each stub is, or None if its topic cannot be read."""
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
         for stub in due:

@@ -1,7 +1,8 @@
-"""Reports of exhausted stubs: stubs that were sent `max_sends` times and never confirmed.
+"""Report exhausted stubs: outbox rows that were sent `max_sends` times and never confirmed.
 
-A hook is a function that the caller provides; its argument is an `Exhausted`. If a hook raises an
-exception, it is called again later. So every stub is reported at least once.
+RMQ reports a stub to a function that you provide, called a hook. The hook gets an `Exhausted`
+object. If the hook raises an exception, RMQ calls it again later. So RMQ reports every stub at
+least once.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ TIMEOUT_MAX_MS = 30_000  # less than REPORT_MS
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """Describes a stub (a message's row) that is not sent any more. A hook gets this object.
+    """Describes a stub (an outbox row) that RMQ no longer sends. Your `notify` function gets it.
 
-    The body of the message is omitted, because it may be confidential.
+    The object does not have the body of the message, because the body may be confidential.
 
     Attributes:
         id: Stub id, as `Outbox.send` returned it.
         topic: Name of the topic.
         sends: Number of sends.
-        created: Time at which the stub was written, by the database's clock, UTC.
+        created: Time at which the stub was written, by the database's clock, in UTC.
         error: Reason why the stub is exhausted.
     """
 
@@ -50,7 +51,7 @@ class Exhausted:
     error: str
 
     def to_json(self) -> dict[str, str | int]:
-        """Return the attributes as JSON values. The time `created` is in ISO 8601."""
+        """Return the attributes as values for JSON. The time `created` is in ISO 8601."""
         created = self.created.astimezone(UTC).isoformat(timespec="milliseconds")
         return {
             "id": self.id,
@@ -65,7 +66,7 @@ Notify = Callable[[Exhausted], object]
 
 
 def log_error(stub: Exhausted) -> None:
-    """Log an error on the logger "rmq". This is the default hook."""
+    """Log an error on the logger "rmq". This is the default `notify` function."""
     logging.getLogger("rmq").error(
         "outbox: stub %s of topic %s is exhausted after %d sends: %s; send it again with "
         "rmq outbox resend %s, or withdraw it with rmq outbox void %s",
@@ -74,7 +75,9 @@ def log_error(stub: Exhausted) -> None:
 
 
 class Notifier:
-    """Reports exhausted stubs to a function of the program. One process at a time reports a stub.
+    """Reports exhausted stubs (outbox rows) to a function of your program.
+
+    Only one process at a time reports a stub.
 
     Args:
         engine: Engine of the database with the stubs.
@@ -88,9 +91,9 @@ class Notifier:
         self._batch = batch
 
     def report(self) -> int:
-        """Report one batch of exhausted stubs. Return how many were reported.
+        """Report one batch of exhausted stubs (outbox rows). Return how many were reported.
 
-        The first failure of the hook ends the batch.
+        If the `notify` function fails, the batch ends.
         """
         with self._engine.begin() as connection:
             rows = resend_queries.unreported(connection, self._batch)
@@ -120,8 +123,6 @@ class Notifier:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, because a redirected POST would become a GET without a body."""
-
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str,
         headers: HTTPMessage, newurl: str,
@@ -130,19 +131,20 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Webhook:
-    """Posts each exhausted stub to a URL. Pass a `Webhook` as `Resender(notify=...)`.
+    """Posts each exhausted stub (outbox row) to a URL. Pass it as `Resender(notify=...)`.
 
     The request is JSON with the fields id, topic, sends, created and error.
 
     Args:
-        url: http:// or https://. The URL may contain a secret, so only its host is logged.
+        url: URL with http:// or https://. RMQ logs only the host, because the URL may contain a
+            secret.
         headers: Headers to add to the request, for example {"Authorization": "Bearer ..."}.
         timeout: Time limit for the connection, and for each wait for an answer, in seconds or as a
             timedelta, at most 30 s.
 
     Guarantee:
-        A stub is reported when the answer has a status of 200 to 299. Redirects are not followed.
-        If the answer is lost, the stub is posted again, with the same `id`.
+        A stub counts as reported when the server answers with a status from 200 to 299. RMQ does
+        not follow redirects. If the answer is lost, RMQ posts the stub again with the same `id`.
 
     Raises:
         InvalidValue, InvalidType: An argument is not valid.
@@ -160,11 +162,11 @@ class Webhook:
         return f"Webhook({self._host!r})"
 
     def __call__(self, stub: Exhausted) -> None:
-        """Post an exhausted stub to the URL.
+        """Post an exhausted stub (outbox row) to the URL.
 
         Raises:
-            OSError: The URL did not accept the stub. The text names the host, and the status or the
-                error.
+            OSError: The server did not accept the stub. The text names the host, and the status or
+                the error.
         """
         request = urllib.request.Request(
             self._url,

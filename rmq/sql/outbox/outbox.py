@@ -1,7 +1,7 @@
 """The outbox: write messages in the same database transaction as the business change.
 
-The change and its messages are committed together or not at all. A relay sends committed messages
-(`rmq.sql.outbox.relay`). This module does not need Redis.
+The database commits the change and its messages together, or not at all. A relay
+(`rmq.sql.outbox.relay`) sends the committed messages. This module does not need Redis.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class _NewStub(NamedTuple):
 
 
 class StubInsert(NamedTuple):
-    """An INSERT statement that writes a message, for a cursor of a database driver.
+    """An INSERT statement that writes a message. You can execute it with a database driver.
 
     Attributes:
-        id: Id of the stub.
+        id: Id of the stub, which is the row of the message.
         sql: Statement with a `%s` for each parameter.
         parameters: Parameters, in order.
     """
@@ -73,22 +73,22 @@ class StubInsert(NamedTuple):
 
 
 class Outbox(Confirming, Repair):
-    """Writes messages in a database transaction, and decides when lost messages are sent again.
+    """Writes messages in a database transaction, and decides when to send lost messages again.
 
-    In addition to `send`, an outbox has `confirms`, `unconfirmed` and `confirm_handler` for
-    consumers, and `resend`, `void`, `withdraw` and `purge` for stubs (the rows of messages).
-    `rmq.sql.outbox.confirm` and `rmq.sql.outbox.repair` describe these methods.
+    An outbox also has methods for consumers: `confirms`, `unconfirmed` and `confirm_handler`.
+    `rmq.sql.outbox.confirm` describes them. To change stubs (the rows of messages), use `resend`,
+    `void`, `withdraw` and `purge`. `rmq.sql.outbox.repair` describes them.
 
     A program needs one Outbox object. It has no connection, and threads and tasks may share it.
-    Create its tables (`rmq.outbox.metadata`) by a migration, or by `rmq outbox create`.
+    Create its tables (`rmq.outbox.metadata`) with a migration, or with `rmq outbox create`.
 
     Args:
         max_sends: Maximum number of sends of an unconfirmed message, 1 to 1000. After the last
-            send, its stub becomes "exhausted", and the resender calls its `notify` hook.
-        resend: Time after each send until an unconfirmed message may be sent again: rmq.Exponential
-            or rmq.Levels. The longest waits of the policy are used, without jitter.
-        max_body: Maximum size of an encoded body in bytes, up to 16 MiB. If the topic has a smaller
-            limit, the send of a larger body fails, and its stub is "exhausted" with the error.
+            send, the stub becomes "exhausted", and the resender calls its `notify` function.
+        resend: Policy for the time between two sends of an unconfirmed message: rmq.Exponential or
+            rmq.Levels. RMQ uses the longest waits of the policy, without jitter.
+        max_body: Maximum size of an encoded body in bytes, up to 16 MiB. If the limit of the topic
+            is smaller, sending a larger body fails. The stub is then "exhausted" and has the error.
         log_for: Time for which a consumer's log row prevents a resend, in seconds or as a
             timedelta.
 
@@ -115,9 +115,9 @@ class Outbox(Confirming, Repair):
         self.log_for_ms = duration_ms(log_for, "log_for")
 
     def resend_after_ms(self, sends: int) -> int:
-        """Return the minimum time in ms from a message's last send to its next send.
+        """Return the minimum time in ms between a message's last send and its next send.
 
-        The time depends on the number of sends so far.
+        The time depends on how often the message was sent.
         """
         return self._ladder[min(max(sends, 1), len(self._ladder)) - 1]
 
@@ -143,28 +143,30 @@ class Outbox(Confirming, Repair):
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
-        """Write one message, as part of the caller's transaction.
+        """Write one message in the caller's transaction.
 
-        The arguments that are not listed are fields of `rmq.Outgoing`. Messages of an outbox do not
-        merge, because each message is confirmed separately.
+        The other arguments are fields of `rmq.Outgoing`. Messages of an outbox do not merge,
+        because RMQ confirms each message separately.
 
         Args:
-            here: Connection or Session with the caller's transaction, which is not committed here.
+            here: Connection or Session with the caller's transaction. This method does not commit
+                it.
             topic: Name of the topic.
             body: Value that the codec can encode.
             delay: Delay from now, by the database's clock.
             codec: Codec, as in `Client.topic`.
-            confirm: Whether a consumer confirms the message (see docs/outbox.md). If False, the
-                message counts as confirmed once Redis has stored it.
+            confirm: Whether a consumer confirms the message (see docs/outbox.md). If false, the
+                message counts as confirmed when Redis has stored it.
 
         Guarantee:
-            If the transaction commits, the message is sent at least once, even if the relay, Redis
-            or this process dies. If the transaction does not commit, the message is never sent.
-            Messages of a topic with the same `slot_basis` or group are sent in the order in which
-            they were written, if their transactions did not overlap.
+            If the transaction commits, RMQ sends the message at least once, even if the relay,
+            Redis or this process dies. If the transaction does not commit, RMQ never sends the
+            message. RMQ sends messages with the same topic and the same `slot_basis` or group in
+            the order in which they were written, if their transactions did not overlap.
 
         Returns:
-            The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
+            The id of the stub, which is the row of the message. `rmq.outbox.stub_id` computes it
+            from the id of the message.
 
         Raises:
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: An argument is not valid. No
@@ -205,7 +207,7 @@ class Outbox(Confirming, Repair):
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
-        """Write one message on an AsyncConnection or an AsyncSession, as `send` does."""
+        """Write one message as `send` does, on an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
@@ -225,10 +227,10 @@ class Outbox(Confirming, Repair):
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> StubInsert:
-        """Return the INSERT statement of a message, for a connection without SQLAlchemy.
+        """Return the INSERT statement of a message. Use it on a connection without SQLAlchemy.
 
-        Execute the statement in the transaction of the business change, on a driver that writes
-        parameters as `%s`. `send` does the same on a connection of SQLAlchemy.
+        Execute the statement in the transaction of the business change. The driver must write
+        parameters as `%s`. With SQLAlchemy, use `send` instead.
 
         Args:
             dialect: Kind of the database: "postgresql", "mysql", "mariadb" or "sqlite".
@@ -239,7 +241,7 @@ class Outbox(Confirming, Repair):
 
         Raises:
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: The message cannot be sent.
-            ConfigurationError: The dialect of the statement is not supported.
+            ConfigurationError: RMQ does not support the dialect.
         """
         if message.id or message.dedup_key or message.merge_key:
             raise InvalidValue("message: an outbox takes no id, dedup_key or merge_key")
@@ -295,7 +297,7 @@ def _basis_bytes(value: str | bytes | None) -> bytes | None:
 
 
 def _options_json(message: Outgoing) -> str:
-    """Check the options of a message, and return them as JSON in the units of the table.
+    """Check the options of a message. Return them as JSON, in the units of the table.
 
     The JSON is ASCII, so that every database can store it.
     """
@@ -324,7 +326,7 @@ def _write(here: Here, stub: _NewStub) -> None:
 
 
 def _insert(is_delayed: bool) -> sa.Insert:
-    """Return the INSERT statement of a stub. A delay counts from the database's time."""
+    """Return the INSERT statement of a message. A delay counts from the database's time."""
     wait = sa.bindparam("wait_ms", type_=sa.BigInteger)
     first = sa.bindparam("first_ms", type_=sa.BigInteger)
     due = now_ms() + wait if is_delayed else wait
@@ -341,7 +343,7 @@ _INSERT = {is_delayed: _insert(is_delayed).inline() for is_delayed in (False, Tr
 
 
 class _Parameter(NamedTuple):
-    """A parameter of a compiled INSERT.
+    """A parameter of an INSERT statement.
 
     `convert` converts a value to the form that the driver needs.
     """

@@ -1,11 +1,12 @@
-"""The relay: send the stubs of committed transactions.
+"""The relay sends the messages of committed transactions.
 
-The relay works in rounds. A round is one transaction: lock the next stubs, send them to Redis, mark
-them as sent, commit. On SQLite, which locks the whole database, a round has two transactions: one
-before and one after the send. If a relay dies between sending and marking, the next round sends the
-stubs again with the same ids. Redis replies "duplicate" as long as it remembers the ids.
+A stub is the row of a message in the outbox. The relay works in rounds. In a round, the relay locks
+the next stubs, sends them to Redis, marks them as sent, and commits. A round is one transaction.
+SQLite would lock the whole database, so a round on SQLite has two transactions: one before the send
+and one after it. If a relay dies between sending and marking, the next round sends the stubs again
+with the same ids. Redis replies "duplicate" as long as it remembers the ids.
 
-Any number of relays may run. The resender handles messages that are lost after they were sent.
+You can run several relays. The resender handles messages that are lost after they were sent.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ class _Relayed(NamedTuple):
 
 
 class _Skip(NamedTuple):
-    """A topic that the relay skips because the topic has refused messages."""
+    """A topic that the relay skips for a while, because the topic has refused messages."""
 
     until: float
     pause: float
 
 
 class Relay:
-    """Sends stubs to Redis, in one thread.
+    """Sends committed stubs (outbox rows) to Redis, in one thread.
 
     Args:
         outbox: Outbox whose policy decides when a sent message may be lost.
-        engine: Plain Engine of the database with the stubs. The relay is not async.
-        client: Client with the prefix and the interceptors. Topics that do not exist are created
-            with the settings declared on this client (`client.topic(name, slots=8)`), or with the
-            defaults.
+        engine: Engine of the database with the stubs. It cannot be an AsyncEngine.
+        client: Client with the prefix and the interceptors. If a topic does not exist, the relay
+            creates it with the settings that you declared on this client (`client.topic(name,
+            slots=8)`), or with the defaults.
         batch: Maximum number of stubs in one transaction, 1 to 1000.
 
     Raises:
@@ -78,15 +79,16 @@ class Relay:
         self._engine = with_idle_limit(read_committed(engine), self._dispatcher.idle_limit_s)
 
     def run_once(self) -> int:
-        """Send one batch of stubs.
+        """Send one batch of stubs (outbox rows).
 
         Returns:
-            The number of stubs that no longer wait, because they were sent, or can never be sent
-            and are now "exhausted".
+            The number of stubs that no longer wait. These stubs were sent, or they are "exhausted"
+            because they can never be sent.
 
         Guarantee:
-            Only stubs of committed transactions are sent. If this process or the database dies
-            between a send and the marking of its stub, the stub is sent again under the same id.
+            The relay sends only stubs of committed transactions. If this process or the database
+            dies after a send and before the stub is marked, the relay sends the stub again under
+            the same id.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is unreachable. No stub was marked as sent.
@@ -96,7 +98,7 @@ class Relay:
             return self._relay_batch(connection).done
 
     def run(self, stop: threading.Event) -> None:
-        """Send stubs until `stop` is set. A batch that has begun is finished first.
+        """Send stubs (outbox rows) until `stop` is set. The last batch is always finished.
 
         While Redis or the database is unreachable, the relay tries again at growing intervals of up
         to 30 s.
@@ -156,7 +158,7 @@ class Relay:
         outcomes: Sequence[Outcome],
         now: int,
     ) -> int:
-        """Write the outcomes to the stubs. Return how many stubs no longer wait."""
+        """Store the outcomes in the stubs. Return how many stubs no longer wait."""
         pairs = list(zip(taken, outcomes, strict=True))
         marks = [
             self._mark(stub, outcome, now)
@@ -186,7 +188,7 @@ class Relay:
     # --- topics that refuse messages --------------------------------------------------------------
 
     def _skip_refusing_topics(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-        """Log refusals, and skip topics that refused temporarily."""
+        """Log refusals, and skip topics that have refused stubs temporarily."""
         errors: dict[str, Exception] = {}
         sent: set[str] = set()  # topics that accepted stubs
         for stub, outcome in zip(taken, outcomes, strict=True):

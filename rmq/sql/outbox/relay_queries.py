@@ -1,8 +1,8 @@
-"""SQL of the relay: lock the next stubs in order, and mark them as sent.
+"""SQL of the relay: lock the next stubs (outbox rows) in order, and mark them as sent.
 
-A relay locks the stubs that it takes and skips stubs locked by other relays, so several relays
-share the work. A stub is sent only if no earlier stub with the same `slot_basis` is unsent. If
-another relay has locked the earlier stub, the later stub waits for the next round.
+A relay locks the stubs that it reads, and skips stubs that other relays have locked. So several
+relays share the work. The relay sends a stub only if no earlier stub with the same `slot_basis` is
+unsent. If another relay has locked the earlier stub, the later stub waits for the next round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INDEX = "FORCE INDEX (rmq_stub_unsent)"  # else MySQL scans the primary key for
 
 
 class Mark(NamedTuple):
-    """The new values of columns in the row of a stub that was sent.
+    """New values of columns in the row of a stub that was sent.
 
     Attributes:
         seq, slot, offset, resend_at, status: Values of the columns with these names.
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 def locks(dialect: sa.Dialect) -> dict[str, Any]:
-    """Return the options of a row lock that skips rows locked by other transactions.
+    """Return the options of a row lock that skips rows which other transactions have locked.
 
     SQLite locks no rows. MySQL before 8 and MariaDB before 10.6 cannot skip rows, so one relay
     waits for the other.
@@ -56,10 +56,10 @@ def locks(dialect: sa.Dialect) -> dict[str, Any]:
 def take(
     connection: sa.Connection, most: int, skipped: Collection[str] = ()
 ) -> tuple[list[Stub], int, int]:
-    """Lock the next stubs to send, until the transaction ends.
+    """Lock the next stubs (outbox rows) to send, until the transaction ends.
 
-    On SQLite no row is locked, because the single lock of SQLite would block all writers while
-    Redis is called. On SQLite, `mark` skips stubs that another relay has already sent.
+    On SQLite, this function locks nothing. SQLite has only one lock, which would block all writers
+    while RMQ calls Redis. Instead, `mark` skips stubs that another relay has already sent.
 
     Args:
         connection: Connection with a transaction that reads committed data, not a snapshot.
@@ -84,7 +84,6 @@ def take(
 
 
 def _with_bodies(connection: sa.Connection, rows: Sequence[Any]) -> list[Stub]:
-    """Convert rows to stubs, and read the large bodies that `take` did not read."""
     taken = [Stub(*row[: len(Stub._fields)]) for row in rows]
     missing = [stub.seq for stub in taken if stub.body is None]
     if not missing:
@@ -101,7 +100,7 @@ def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
 def _sendable(
     connection: sa.Connection, locked: Sequence[Any], skipped: Collection[str]
 ) -> list[Any]:
-    """Return the locked rows that need not wait for an earlier row of their `slot_basis`."""
+    """Return the locked rows that need not wait for an earlier row with the same `slot_basis`."""
     ours = {row.seq for row in locked if row.slot_basis is not None}
     if not ours:
         return list(locked)
@@ -122,9 +121,9 @@ def _sendable(
 
 
 def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
-    """Mark stubs as sent. Return how many stubs were marked.
+    """Mark stubs (outbox rows) as sent. Return how many stubs were marked.
 
-    A stub that another relay has already marked is not marked again.
+    The function skips stubs that another relay has already marked.
     """
     dialect = "mysql" if connection.dialect.name in MYSQL else connection.dialect.name
     if dialect in _MARK_ALL:
@@ -145,7 +144,7 @@ def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
-    """Mark stubs as exhausted. Each pair in `errors` has a stub's number (`seq`) and a reason."""
+    """Mark stubs as exhausted. Each pair in `errors` has a stub's `seq` and a reason."""
     rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
     connection.execute(_EXHAUST, rows)
 

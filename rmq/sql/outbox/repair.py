@@ -1,8 +1,8 @@
-"""Repair of stubs by hand: resend, void, withdraw, purge.
+"""Change stubs by hand: resend, void, withdraw, purge.
 
 A stub is the row of a message in the outbox. `resend` and `void` are part of the caller's
 transaction. Neither needs Redis, because the relay sends the stub again. `withdraw` also cancels
-the message of a void stub that still waits in Redis.
+the message of a void stub if the message still waits in Redis.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ _SETTLED = (CONFIRMED, VOID)
 
 
 class Repair:
-    """The methods of `Outbox` for repairs."""
+    """The methods of `Outbox` that change stubs (the rows of messages)."""
 
     log_for_ms: int
 
     def resend(self, here: Here, id: Id) -> None:
         """Send a message again now, regardless of its resend time and number of sends.
 
-        The number of sends in the message's row (the stub) becomes 0. So an exhausted stub becomes
-        "unsent", like a new stub. The relay sends the stub. A message that is still in Redis is not
-        stored twice.
+        The number of sends in the stub (the row of the message) becomes 0. An exhausted stub
+        becomes "unsent", like a new stub. The relay then sends the stub. If the message is still in
+        Redis, Redis does not store it twice.
 
         Args:
-            here: Connection or Session with the caller's transaction, which is not committed here.
+            here: Connection or Session with the caller's transaction. This method does not commit
+                it.
             id: Id of the stub or of its message.
 
         Raises:
@@ -69,17 +70,19 @@ class Repair:
         _resend(here, id)
 
     async def resend_async(self, here: HereAsync, id: Id) -> None:
-        """Send a stub again, as `resend` does, with an AsyncConnection or an AsyncSession."""
+        """Send a message again as `resend` does, on an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.resend_async")
         await run_async(here, _resend, id)
 
     def void(self, here: Here, id: Id) -> None:
-        """Withdraw a stub (a message's row), so that it is never sent again. Void stubs stay void.
+        """Withdraw a stub (the row of a message), so that RMQ never sends the message again.
 
-        The stub's message in Redis is not changed. Use `withdraw` to also cancel the message.
+        A void stub stays void. The method does not change the message in Redis. To cancel the
+        message as well, use `withdraw`.
 
         Args:
-            here: Connection or Session with the caller's transaction, which is not committed here.
+            here: Connection or Session with the caller's transaction. This method does not commit
+                it.
             id: Id of the stub or of its message.
 
         Raises:
@@ -98,7 +101,7 @@ class Repair:
     def withdraw(
         self, engine: sa.Engine, client: Client, id: Id
     ) -> CancelStatus | Literal["unknown"]:
-        """Withdraw a stub (a message's row), and cancel its message if the message still waits.
+        """Withdraw a stub (the row of a message), and cancel the message if it still waits.
 
         The call uses a separate transaction.
 
@@ -109,7 +112,7 @@ class Repair:
 
         Returns:
             The result of `Topic.cancel`. "gone" means that the message is not in Redis. "unknown"
-            means that Redis could not be reached, so the message may still be delivered.
+            means that Redis could not be reached, so RMQ may still deliver the message.
 
         Raises:
             RMQError: As in `void`.
@@ -135,23 +138,23 @@ class Repair:
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Delete stubs that are confirmed or void, and log rows of consumers that died.
+        """Delete stubs that are confirmed or void, and old log rows of consumers.
 
-        Each transaction deletes up to 1000 rows. Keep stubs as long as their messages may be
-        delivered again. If the stub of a message is gone, a consumer handles the message as if it
-        had been sent without an outbox.
+        A stub is the row of a message. Keep a stub as long as RMQ may deliver its message again.
+        Without the stub, a consumer handles the message as if it had been sent without an outbox.
+        Each transaction deletes up to 1000 rows.
 
         Args:
             engine: Engine of the database with the tables.
             older_than: Minimum age of a stub, in seconds or as a timedelta. The age counts from the
                 latest of three times: when the stub was written, when it was due, and when it was
-                last sent. Log rows are also kept until `log_for` has passed.
-            dry_run: Whether to only count the stubs.
-            progress: Function that is called with the number of deleted stubs and the number of all
-                stubs to delete.
+                last sent. The method also keeps log rows until `log_for` has passed.
+            dry_run: Whether to count the stubs without deleting them.
+            progress: Function that the method calls with the number of deleted stubs and the number
+                of all stubs to delete.
 
         Returns:
-            The number of deleted stubs, also in a dry run.
+            The number of deleted stubs. In a dry run, the number of stubs to delete.
 
         Raises:
             InvalidType, InvalidValue: An argument is not valid.
@@ -174,7 +177,7 @@ class Repair:
 
 
 def exhausted(engine: sa.Engine, topic: str | None = None) -> list[str]:
-    """Return the ids of exhausted stubs, of one topic or of all topics, oldest first."""
+    """Return the ids of exhausted stubs, oldest first. Without `topic`, use all topics."""
     query = sa.select(stubs.c.id).where(stubs.c.status == EXHAUSTED).order_by(stubs.c.seq)
     if topic is not None:
         query = query.where(stubs.c.topic == topic)
@@ -221,7 +224,7 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change an unconfirmed or exhausted stub. Return the status of any other stub."""
+    """Change an unconfirmed or exhausted stub. For any other stub, return its status."""
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)
@@ -257,7 +260,6 @@ def _purge(
     total: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Delete old rows of a table in batches. Return the number of deleted rows."""
     deleted = 0
     while True:
         with engine.begin() as connection:

@@ -1,8 +1,8 @@
-"""The resender: send the stubs of lost messages again.
+"""The resender sends lost messages again.
 
 Redis may have lost such a message, or somebody may have deleted it by mistake.
-`rmq.sql.outbox.lost` decides which messages are lost. The relay sends stubs for the first time
-(`rmq.sql.outbox.relay`). `rmq outbox run` runs the relay and the resender.
+`rmq.sql.outbox.lost` decides which messages are lost. The relay (`rmq.sql.outbox.relay`) sends
+messages for the first time. `rmq outbox run` runs the relay and the resender.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ SENDING_MS = 60_000  # limit for a send on SQLite; then another resender may sen
 
 
 class Round(NamedTuple):
-    """The result of a round of the resender.
+    """Result of one batch of the resender. A stub is the row of a message in the outbox.
 
     Attributes:
-        sent: Number of stubs that were sent again. Each resend counts as a send of the stub.
-        waiting: Number of stubs that were postponed because their messages are in a queue (waiting,
-            in flight or dead), or were redriven to another topic.
-        held: Number of stubs that were postponed, because consumers have not yet handled later
-            messages of the slot, or because Redis temporarily refused the stubs.
-        exhausted: Number of stubs that became exhausted in this round.
-        reported: Number of exhausted stubs, of this round or earlier rounds, for which the `notify`
-            function was called.
+        sent: Number of stubs that were sent again.
+        waiting: Number of stubs that the resender postponed because their messages are waiting, in
+            flight or dead, or because they were redriven to another topic.
+        held: Number of stubs that the resender postponed because consumers have not yet handled
+            later messages of the slot, or because Redis temporarily refused the stubs.
+        exhausted: Number of stubs that became exhausted in this batch.
+        reported: Number of exhausted stubs for which the resender called the `notify` function. The
+            stubs may be from earlier batches.
     """
 
     sent: int = 0
@@ -68,9 +68,9 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """Number of handled stubs.
+        """Number of stubs that this batch has handled.
 
-        If this equals the batch size, the resend time of more stubs may have come.
+        If the number equals the batch size, the resend time of more stubs may have come.
         """
         return self.sent + self.waiting + self.held + self.exhausted
 
@@ -80,23 +80,23 @@ def _sum(*rounds: Round) -> Round:
 
 
 class Resender:
-    """Sends lost messages of an outbox again, and reports messages that have been sent too often.
+    """Sends lost messages of an outbox again, and reports messages that were sent too often.
 
-    Any number of resenders may run, in any number of processes. Each stub is handled by one
-    resender at a time.
+    You can run several resenders in several processes. Only one resender at a time handles a stub
+    (the row of a message).
 
     Args:
         outbox: Outbox with the limits and intervals.
-        engine: Plain engine of the database with the tables.
+        engine: Engine of the database with the tables. It cannot be an AsyncEngine.
         client: Client with the prefix and the interceptors.
-        notify: Function that is called at least once for every exhausted stub. Default: log an
-            error on the logger "rmq".
-        batch: Maximum number of stubs in a round, 1 to 1000.
+        notify: Function that the resender calls at least once for every exhausted stub. Default:
+            log an error on the logger "rmq".
+        batch: Maximum number of stubs in a batch, 1 to 1000.
 
     Guarantee:
-        The stub of a lost message is sent again with the same id. Each send is counted in its own
-        transaction. If a process dies after the send and before this transaction commits, the send
-        is not counted. But the message is then in its queue, so it is not sent again.
+        The resender sends a lost message again with the same id. It counts each send in a separate
+        transaction. If the process dies after the send and before the commit, the send is not
+        counted. But the message is then in its queue, so the resender does not send it again.
 
     Raises:
         InvalidType, InvalidValue: An argument is not valid.
@@ -125,11 +125,11 @@ class Resender:
         self._has_opened_topics = False
 
     def run_once(self) -> Round:
-        """Handle at most one batch of stubs whose resend time has come.
+        """Handle one batch of messages whose resend time has come.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis is unreachable. No stub was postponed. Stubs that
-                were sent may be sent again.
+            Unavailable, OutcomeUnknown: Redis is unreachable. The resender has postponed nothing.
+                It may send messages of this batch again.
             ConfigurationError: A table is missing. Errors of the database are raised as they are.
         """
         with require_table(stubs, CREATE), require_table(logs, CREATE):
@@ -143,7 +143,7 @@ class Resender:
             return result._replace(reported=self._notifier.report())
 
     def run(self, stop: threading.Event) -> None:
-        """Run a round every second until `stop` is set. A round that has begun is finished first.
+        """Handle a batch every second until `stop` is set. The last batch is always finished.
 
         While Redis or the database is unreachable, the resender tries again at growing intervals of
         up to 30 s.
@@ -172,7 +172,7 @@ class Resender:
     def _open_topics(self) -> None:
         """Open all topics of the outbox once, to remember their settings.
 
-        If Redis loses a topic later, it can be created with the same settings.
+        If Redis loses a topic later, RMQ can then create it with the same settings.
         """
         if self._has_opened_topics:
             return
@@ -227,7 +227,7 @@ class Resender:
     def _send(self, lost: list[DueStub]) -> Round:
         """Send all lost stubs, in as many calls as necessary.
 
-        Between these calls, the resender does not search for lost messages again. A second search
+        Between the calls, the resender does not search for lost messages again. A second search
         would miss the remaining lost messages, because consumers have not yet handled the messages
         that were just sent.
         """
@@ -243,11 +243,10 @@ class Resender:
     def _send_chunk(
         self, lost: list[DueStub]
     ) -> tuple[list[DueStub], list[Stub], list[Outcome], Round]:
-        """Send as many of the first stubs as fit one call.
+        """Send as many of the first stubs as fit into one call.
 
         Returns:
-            The stubs that are still lost, the stubs sent, their outcomes, and the result of the
-            round.
+            The stubs that are still lost, the stubs that were sent, their outcomes, and the result.
         """
         with self._engine.connect() as connection:
             still_lost = resend_queries.lock(connection, lost[:CHUNK])
@@ -279,7 +278,7 @@ class Resender:
         lost: Sequence[DueStub],
         now: int,
     ) -> Round:
-        """Write the outcomes of a send to the stubs, in the transaction of the send."""
+        """Store the outcomes in the stubs, in the transaction of the send."""
         before = {stub.seq: stub for stub in lost}
         marks: list[Mark] = []
         put_off: list[tuple[int, int]] = []
@@ -301,7 +300,8 @@ class Resender:
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
         """Return the new values of a stub's columns after a send.
 
-        A duplicate also counts as a send, because its message was settled but not confirmed.
+        A duplicate also counts as a send, because a consumer has settled the message without
+        confirming it.
         """
         is_new = result.status == "stored"
         begins = max(now, stub.due_ms)
@@ -327,7 +327,7 @@ _SETTLED = (
 
 
 def _log_outcomes(sent: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-    """Log the stubs that were sent again, in one line for each topic and reason."""
+    """Log the stubs that were sent again. There is one line for each topic and reason."""
     pairs = list(zip(sent, outcomes, strict=True))
     by_reason: dict[tuple[str, bool], list[Stub]] = {}
     for stub, outcome in pairs:

@@ -1,6 +1,6 @@
-"""SQL of the resender: find and lock stubs that may be lost, and report exhausted stubs.
+"""SQL of the resender: find and lock stubs (outbox rows) that may be lost, and report stubs.
 
-docs/decisions/0011 gives the reason of each condition.
+docs/decisions/0011 gives the reason for each condition.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ SlotKey = tuple[str, int]  # topic of a slot, and the slot's index
 
 
 class DueStub(NamedTuple):
-    """A stub whose resend time has come.
+    """A stub (an outbox row) whose resend time has come.
 
     Attributes:
         seq, id, topic, slot_basis, codec, sends, resend_at: Columns of the stub with these names.
-        slot, offset: Slot of the message after the last send, and the number of the message in this
-            slot.
+        slot, offset: Slot to which the message was last sent, and its number in this slot.
     """
 
     seq: int
@@ -52,9 +51,9 @@ class DueStub(NamedTuple):
 
 
 def topics(connection: sa.Connection) -> list[tuple[str, int]]:
-    """Return the topics that have sent and unconfirmed stubs.
+    """Return the topics that have sent and unconfirmed stubs (outbox rows).
 
-    Each topic has the codec of one such stub.
+    Each topic comes with the codec of one of its stubs.
     """
     query = (
         sa.select(stubs.c.topic, sa.func.min(stubs.c.codec))
@@ -65,9 +64,10 @@ def topics(connection: sa.Connection) -> list[tuple[str, int]]:
 
 
 def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
-    """Return stubs whose resend time has come and that have no recent log row.
+    """Return the stubs (outbox rows) whose resend time has come.
 
-    No rows are locked.
+    Stubs with a recent log row are omitted, because a consumer is working on their messages. The
+    function locks no rows.
     """
     logged = sa.exists().where(
         logs.c.id == stubs.c.id, logs.c.received > now_ms_once() - log_for_ms
@@ -87,7 +87,10 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
 
 
 def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
-    """Return, for each slot, the newest message number that a consumer received or confirmed."""
+    """Return the newest message that consumers have received or confirmed in each slot.
+
+    The messages of a slot have numbers.
+    """
     offsets: dict[SlotKey, int] = {}
     for topic, slot in set(slots):
         newest = sa.union_all(
@@ -105,7 +108,8 @@ def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[
 def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
     """Lock the stubs that have not changed since they were read, until the transaction ends.
 
-    Rows that another resender has locked are skipped, because that resender handles them.
+    The function skips rows that another resender has locked, because the other resender handles
+    them.
     """
     if not due:
         return []
@@ -125,7 +129,10 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
 
 
 def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
-    """Return the first stubs that fit one call, with their bodies, and the database's time."""
+    """Return as many of the first stubs as fit into one call, with their bodies.
+
+    The function also returns the database's time.
+    """
     sizes = connection.execute(
         sa.select(stubs.c.seq, sa.func.length(stubs.c.body), now_ms())
         .where(stubs.c.seq.in_([stub.seq for stub in due]))
@@ -147,7 +154,7 @@ def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list
 
 
 def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None:
-    """Delay the resend of stubs without counting a send.
+    """Delay the resend of stubs (outbox rows) without counting a send.
 
     Each pair in `waits` has a stub's number (`seq`) and a time from now in ms.
     """
@@ -167,7 +174,7 @@ def put_off_for_good(connection: sa.Connection, seqs: Sequence[int]) -> None:
 
 
 def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
-    """Restore the resend time of stubs that were postponed and not sent since then."""
+    """Restore the resend time of stubs that were postponed, unless they were sent since then."""
     for stub in put_off:
         connection.execute(
             sa.update(stubs)
@@ -180,7 +187,7 @@ def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
 
 
 def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
-    """Return exhausted stubs that were not reported, and that no process is reporting now."""
+    """Return exhausted stubs that nobody has reported yet, and that no process is reporting now."""
     query = (
         sa.select(
             stubs.c.seq, stubs.c.id, stubs.c.topic, stubs.c.sends, stubs.c.created, stubs.c.error,
@@ -198,7 +205,10 @@ def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
 
 
 def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> bool:
-    """Reserve the report of a stub for some ms. Return False if another process was faster."""
+    """Reserve the report of a stub (an outbox row) for some ms.
+
+    Return False if another process has already reserved the report.
+    """
     result = connection.execute(
         _unreported_stub(row.seq)
         .where(stubs.c.resend_at == row.resend_at)
@@ -208,7 +218,7 @@ def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> 
 
 
 def record_report(connection: sa.Connection, seq: int, success: bool) -> None:
-    """Mark a stub as reported. If the report failed, any process may report it again."""
+    """Mark a stub as reported. If the report failed, allow any process to report it again."""
     values = {"notified": now_ms()} if success else {"resend_at": now_ms()}
     connection.execute(_unreported_stub(seq).values(**values))
 

@@ -49,7 +49,7 @@ def new_id() -> MessageId:
 
 
 def stub_id(message_id: MessageId | str | bytes) -> MessageId:
-    """Return the id of a message's stub (its row in the outbox).
+    """Return the id of a message's stub, which is its row in the outbox.
 
     Raises:
         InvalidValue, InvalidType: The value is not a message id.
@@ -58,10 +58,10 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
 
 
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
-    """Return the id of a stub's message, for a topic that is open.
+    """Return the id of a stub's message. The topic must be open.
 
-    If there is no slot basis, the stub's id selects the slot. The slot is computed with the topic's
-    first number of slots, so that a resize does not change the message id.
+    If there is no slot basis, the stub's id selects the slot. RMQ computes the slot from the
+    topic's first number of slots, so a resize does not change the message id.
 
     Raises:
         InvalidValue: The value is not an id.
@@ -72,7 +72,7 @@ def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes |
 
 
 class Stub(NamedTuple):
-    """The columns of the table `rmq_stub` that a send needs."""
+    """The columns of the table `rmq_stub` that are needed to send a message."""
 
     seq: int
     id: str
@@ -88,7 +88,7 @@ class Stub(NamedTuple):
 
     @classmethod
     def of(cls, row: sa.Row[Any] | Mapping[str, Any]) -> Stub:
-        """Return the stub of a row, which may have further columns."""
+        """Create a stub from a row. The row may have more columns."""
         columns = row._mapping if isinstance(row, sa.Row) else row
         return cls(*(columns[name] for name in cls._fields))
 
@@ -136,16 +136,16 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 
 
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
-    """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
+    """Return the message of a stub (its row in the outbox).
 
-    A due time in the past is omitted. The expiry of a message counts from its due time, or from the
-    time at which the stub was written if there is no due time. If the expiry has passed, the
-    message is sent, and expires when a consumer is about to receive it.
+    A due time in the past is omitted. The expiry of a message counts from its due time. Without a
+    due time, it counts from the time at which the stub was written. If the expiry has passed, RMQ
+    still sends the message. The message then expires when a consumer is about to receive it.
 
     Args:
         stub: Stub to send.
-        context: Context of its topic.
-        now_ms: Time of the database's clock, to which due times and expiries refer.
+        context: Context of its topic. The topic's codec must be `codec.Encoded`.
+        now_ms: Time of the database's clock. Due times and expiries refer to this clock.
         ahead_ms: How far the clock of Redis is ahead of the database's clock, in ms.
 
     Raises:
