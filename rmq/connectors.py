@@ -1,8 +1,9 @@
-"""Public names for connectors: programs that join RMQ to an engine, as `spark_connector` does.
+"""Public names for connectors: programs that connect RMQ to an engine, as `spark_connector` does.
 
-In addition to the names of `rmq`, a connector gets checks of user input, the codecs, and the stored
-records that `rmq.Query` reads. Reading records directly avoids creating an object for each message.
-`SharedData` is for replies and broadcasts: it publishes data, and stores values, sets and lists.
+A connector needs more than the names of `rmq`. This module has checks of user input, the codecs,
+and functions for the stored records that `rmq.Query` reads. A connector that reads the records
+itself avoids an object for each message. `SharedData` is for replies and broadcasts. It publishes
+data, and stores values, sets and lists.
 
     import rmq
     from rmq.connectors import value_of

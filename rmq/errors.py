@@ -1,14 +1,15 @@
-"""The exceptions of RMQ. They say who can fix the cause, and whether it is safe to try again.
+"""The exceptions of RMQ. Each class says who can fix the cause, and whether you can try again.
 
-* `ConfigurationError`: the caller can fix the cause. No message was sent, and trying again does not
-  help.
-* `SendError`: the producer can fix the cause (a smaller body, a later send), or the operator (more
-  memory).
-* `DeliveryError`: this consumer may no longer settle the delivery. Do not try again.
-* `DecodeError`: the producer can fix the bytes, or the reader can fix the codec that reads them.
-* `StorageError`: the server or the network failed. Each subclass says whether the call took effect.
+* `ConfigurationError`: The caller can fix the cause. No message was sent, and trying again does not
+help.
+* `SendError`: The producer can fix the cause with a smaller body or a later send, or the operator
+with more memory.
+* `DeliveryError`: This consumer may no longer settle the delivery. Do not try again.
+* `DecodeError`: The producer can fix the bytes, or the reader can use another codec.
+* `StorageError`: The server or the network failed. Each subclass says whether the call took effect.
 
-`rmq.kernel.transport` translates the exceptions of redis-py. The original exception is `__cause__`.
+`rmq.kernel.transport` converts exceptions of redis-py to these exceptions. The exception of
+redis-py is the `__cause__`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PAGE = "docs/errors.md"  # has a heading for each exception of RMQ, which `rmq e
 
 
 class RMQError(Exception):
-    """The root of all exceptions of RMQ.
+    """The base class of all exceptions of RMQ.
 
     A traceback ends with the command that explains the exception.
     """
@@ -30,9 +31,10 @@ class RMQError(Exception):
 
     @property
     def docs(self) -> str:
-        """Page and heading that explain what happened, whether anything is lost, and what to do.
+        """Page and heading in the documentation that explain the exception.
 
-        If you define a subclass, it has the heading of its base class in RMQ.
+        The text there says what happened, whether anything is lost, and what to do. Your own
+        subclass has the heading of its base class in RMQ.
         """
         return f"{PAGE}#{self._documented.lower()}"
 
@@ -50,7 +52,7 @@ class ConfigurationError(RMQError):
 
 
 class InvalidValue(ConfigurationError, ValueError):
-    """A value is out of range, or its form is wrong.
+    """A value is not allowed.
 
     The error message names the field, the value and the fix.
     """
@@ -59,7 +61,7 @@ class InvalidValue(ConfigurationError, ValueError):
 class InvalidType(ConfigurationError, TypeError):
     """A value has the wrong type.
 
-    The error message names the field, the wrong type and the right type.
+    The error message names the field, the wrong type and the type to pass.
     """
 
 
@@ -86,15 +88,15 @@ class TopicNotFound(ConfigurationError):
 
 
 class TopicVanished(ConfigurationError):
-    """A topic that this client had open is gone: deleted, flushed, or lost in a failover.
+    """A topic that this client had open was deleted, flushed, or lost in a failover.
 
-    RMQ does not silently create the topic again, because its messages are gone.
+    RMQ does not silently create the topic again, because its messages are lost.
 
     Attributes:
-        recreated: Whether another client has created the topic again. If so, the error is raised
-            once, and the next call uses the new topic or raises SettingsMismatch.
-        is_stamp: Whether a slot exists, but with a creation stamp that differs from the stamp in
-            this client. After a resize, RMQ handles this without an error.
+        recreated: Whether another client has created the topic again. RMQ then raises the error
+            once. The next call uses the new topic or raises SettingsMismatch.
+        is_stamp: Whether a slot exists, but with another creation stamp than in this client. After
+            a resize, RMQ handles this without an error.
     """
 
     def __init__(self, message: str, recreated: bool = False, is_stamp: bool = False) -> None:
@@ -120,7 +122,7 @@ class BatchClosed(ConfigurationError):
 
 
 class TopicNotEmpty(ConfigurationError):
-    """The topic has messages and was not deleted, because the call did not force the deletion."""
+    """The topic was not deleted, because it has messages and you did not force the deletion."""
 
 
 class SettingsMismatch(ConfigurationError):
@@ -131,7 +133,7 @@ class SettingsMismatch(ConfigurationError):
 
 
 class FormatMismatch(ConfigurationError):
-    """The topic has the format of another version of RMQ. The topic was not changed.
+    """The topic has the format of another version of RMQ. RMQ has not changed the topic.
 
     The error message names the format and says what to do.
     """
@@ -145,18 +147,17 @@ class EmbeddedError(ConfigurationError):
 
 
 class AccessDenied(ConfigurationError):
-    """The Redis user of this client lacks a right.
+    """The Redis user of this client does not have a right that the call needs.
 
-    The error message names the right and the ACL rule that grants it.
-
-    `rmq acl generate` prints all rules of a role.
+    The error message names the right and the ACL rule that grants it. `rmq acl generate` prints all
+    rules of a role.
     """
 
 
 class LifespanFailed(RMQError):
-    """A lifespan function or a dependency of scope "process" failed when the worker started.
+    """A lifespan or a process dependency failed when the worker started.
 
-    The worker has received no message. `__cause__` is the exception that was raised.
+    The worker has received no message. `__cause__` is the exception of the function.
     """
 
 
@@ -172,21 +173,22 @@ class PayloadTooLarge(SendError, ValueError):
 
 
 class StoreUnavailable(SendError):
-    """The store of `rmq.Offloaded` did not accept the bodies. Try again later.
+    """The store of `rmq.Offloaded` has not accepted the bodies. Try again later.
 
     No message was sent.
     """
 
 
 class EncodeError(SendError, ValueError):
-    """The codec cannot write the body. No message was sent."""
+    """The codec cannot encode the body. No message was sent."""
 
 
 class QueueFull(SendError):
-    """The topic has reached its `max_length`, or Redis is at `maxmemory`. Try again later.
+    """The topic's `max_length` is reached, or Redis is at `maxmemory`. Try again later.
 
     Attributes:
-        results: For `send_many`, the result of each message, in order. None for a refused message.
+        results: Results of `send_many`, one for each message, in order. The result of a refused
+            message is None.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -195,11 +197,14 @@ class QueueFull(SendError):
 
 
 class TopicPaused(SendError):
-    """Sends to the topic are paused. No message was stored. Send again when the topic is resumed.
+    """Sends to the topic are paused.
+
+    No message was stored. Send again when somebody resumes the topic.
 
     Attributes:
-        results: For `send_many`, the result of each message, in order. None for a refused message.
-            All messages are refused, unless the pause began or ended during the call.
+        results: Results of `send_many`, one for each message, in order. The result of a refused
+            message is None. RMQ refuses all messages, unless the pause began or ended during the
+            call.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -208,14 +213,14 @@ class TopicPaused(SendError):
 
 
 class NotDurable(SendError):
-    """The message is stored, but not enough replicas or disks confirmed the message in time.
+    """The message is stored, but too few replicas or disks confirmed the message in time.
 
-    You can send the message again with the same id. RMQ stores no second message while the first
-    message exists, and none within the topic's `dedup_window` after the first message was settled.
+    You can send the message again with the same id. RMQ does not store it twice while the first
+    message exists, or within the topic's `dedup_window` after the first message was settled.
 
     Attributes:
-        results: Result of each message, with the durability that was reached. None for a message
-            that was not sent.
+        results: Result of each message, with the durability that the message has reached. None for
+            a message that was not sent.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -231,37 +236,37 @@ class DeliveryError(RMQError):
 
 
 class LeaseLost(DeliveryError):
-    """The lease has expired. Another consumer may have the message.
+    """The lease expired, and RMQ rolled the delivery back. Another consumer may have the message.
 
-    The call changed nothing. Do not repeat it: the other consumer settles the message.
+    The call changed nothing. Do not repeat it, because the other consumer settles the message.
     """
 
 
 class AlreadySettled(DeliveryError):
-    """The program has already settled this delivery with an earlier call."""
+    """An earlier call on the same object has already settled this delivery."""
 
 
 class Cancelled(DeliveryError):
-    """A program has asked to cancel this delivery with `topic.cancel(id, running=True)`.
+    """Somebody requested the cancellation of this delivery, with `topic.cancel(id, running=True)`.
 
     `extend` and `checkpoint` of a delivery raise this error. If the handler does not catch it, the
-    message ends as cancelled. An ack is still possible.
+    message ends as cancelled. The handler can still ack the message.
     """
 
 
 class NotFinished(RMQError, TimeoutError):
-    """A message did not end within the timeout of the call.
+    """A message has not ended within the timeout of the call.
 
     The message is still waiting or in flight. Wait again, or call `handle.read()`.
     """
 
 
 class ResultNotFound(RMQError):
-    """There is no result to wait for.
+    """There is no result for which you can wait.
 
     Attributes:
-        reason: "not_kept" if RMQ does not keep the result of the message, or has deleted it.
-            "unknown" if no message and no result has this id.
+        reason: "not_kept" (RMQ keeps no result for the message, or the result has expired), or
+            "unknown" (no message and no result has this id).
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -270,7 +275,7 @@ class ResultNotFound(RMQError):
 
 
 class InvalidKey(DeliveryError, ValueError):
-    """A message has no usable business key. Its handler was not run.
+    """RMQ cannot use the business key of a message. The handler did not run.
 
     This error counts as a failure of the handler. With `on_error={rmq.InvalidKey: rmq.Reject}`,
     such messages become dead letters immediately.
@@ -278,10 +283,10 @@ class InvalidKey(DeliveryError, ValueError):
 
 
 class ClaimLost(DeliveryError):
-    """When the handler returned, its claim on the business key no longer existed.
+    """The claim on the business key no longer existed when the handler returned.
 
     The claim expired or was deleted while the handler ran. Another delivery may have done the same
-    work, or may be doing it now. RMQ records no claim as done for this delivery.
+    work, or may be doing it now. RMQ has not recorded the work of this delivery as done.
     """
 
 
@@ -299,16 +304,16 @@ class WorkRolledBack(DeliveryError):
 class StubNotFound(ConfigurationError):
     """The outbox has no message (stub) with this id.
 
-    The message was purged, or is in another database.
+    The message was purged, or the message is in another database.
     """
 
 
 class StubSettled(ConfigurationError):
-    """The message (stub) in the outbox is already confirmed or withdrawn. Nothing was changed.
+    """The message (stub) in the outbox is already confirmed or withdrawn. Nothing has changed.
 
     Attributes:
         status: "confirmed" (a consumer has settled the message) or "void" (a person has withdrawn
-            it).
+            the message).
     """
 
     def __init__(self, message: str, status: str) -> None:
@@ -317,7 +322,7 @@ class StubSettled(ConfigurationError):
 
 
 class QueryOwned(DeliveryError):
-    """Another process runs this query. The checkpoint was copied, or the query was started twice.
+    """Another process runs this query. You copied the checkpoint, or started the query twice.
 
     Attributes:
         left_s: Seconds until another process may run the query, if the current owner does not renew
@@ -333,7 +338,7 @@ class DecodeError(RMQError, ValueError):
     """Bytes in Redis cannot be read as the body or headers of a message.
 
     Attributes:
-        reference: Reference to the offloaded body that could not be read. None if the error has
+        reference: Reference to the offloaded body that RMQ could not read. None if the error has
             another cause.
     """
 
@@ -344,7 +349,7 @@ class DecodeError(RMQError, ValueError):
 
 
 class StorageError(RMQError):
-    """Redis did not carry out a call."""
+    """Redis has not executed a call."""
 
     # If a call failed at once: how long the caller may repeat the call, in seconds. None if the
     # client has already repeated the call.
@@ -359,31 +364,31 @@ class Unavailable(StorageError):
 
 
 class OutcomeUnknown(StorageError):
-    """The call may have taken effect, but its reply never arrived.
+    """The call may have taken effect, but its reply never came.
 
     You can safely repeat every call of RMQ. Repeat a send with the same message id. Repeat an ack,
     or another call on a delivery, with the same consumer. Within a minute, the repeated call gets
-    the reply to the first call. Later, the repeated call may raise `LeaseLost` for a delivery that
-    the first call settled.
+    the reply to the first call. Later, the repeated call may raise `LeaseLost`, because the first
+    call has settled the delivery.
     """
 
 
 class StageLost(StorageError):
-    """A stage has lost messages: it expired, or Redis lost its data.
+    """A stage has lost messages, because it expired or because Redis lost its data.
 
-    No more messages of that stage are published. Stage the messages again, under another name.
+    RMQ publishes no more messages of this stage. Stage the messages again, under another name.
     """
 
 
 class HistoryLost(StorageError):
-    """Acked messages were removed from the history of a topic before a reader read them.
+    """Acked messages were removed from the history of a topic before you read them.
 
     The history had reached a limit. To continue after the gap, set `position[error.slot] =
     error.removed_to`, and read after this position.
 
     Attributes:
         slot: Index of the slot.
-        position: Entry after which the reader wanted to continue.
+        position: Entry after which you wanted to continue.
         removed_to: Last entry that was removed.
     """
 
@@ -397,8 +402,8 @@ class HistoryLost(StorageError):
 
 
 class ScriptFailed(StorageError):
-    """A Lua script stopped: a key has a wrong type, a record is unreadable, or Redis failed.
+    """A Lua script has stopped, because a key or a record is wrong, or because Redis failed.
 
-    RMQ's scripts check types and records before they write. If Redis fails in the middle of a
-    script, the script's earlier writes remain.
+    RMQ's scripts check types and records before they write. If Redis fails in a later command of a
+    script, the earlier writes of the script remain.
     """

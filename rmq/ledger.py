@@ -1,8 +1,8 @@
-"""The ledger: a table of the work that is done, so that each message takes effect once.
+"""The ledger: a database table of finished work, so that each message takes effect only once.
 
 There are two ways to use it. `Ledger` is a store for `@rmq.idempotent`. Use it instead of
-`rmq.Claims` if Redis must not be the only record of finished work. `exactly_once` gives more: the
-ledger's row and the handler's own writes commit in one transaction.
+`rmq.Claims` if Redis must not be the only record of finished work. `exactly_once` guarantees more,
+because the row in the ledger and the handler's own writes commit in one transaction.
 
     from rmq.ledger import exactly_once, once, once_async
 
@@ -11,10 +11,10 @@ ledger's row and the handler's own writes commit in one transaction.
     def book(order, connection):
         connection.execute(insert(bookings).values(order=order["id"]))
 
-`once` opens such a transaction for a part of the work: a step of a handler, see `Delivery.step`.
+`once` opens such a transaction for one step of a handler, see `Delivery.step`.
 
 RMQ supports PostgreSQL, MySQL, MariaDB and SQLite through SQLAlchemy 2. Install the extra `sql` and
-a driver. `rmq ledger create` makes the table. For Alembic, add `rmq.ledger.metadata` to
+a driver. `rmq ledger create` creates the table. For Alembic, add `rmq.ledger.metadata` to
 `target_metadata`.
 """
 

@@ -1,4 +1,4 @@
-"""The outbox: send a message if, and only if, your database transaction commits.
+"""The outbox: send a message only if your database transaction commits.
 
     from rmq.outbox import Outbox
 
@@ -7,9 +7,9 @@
         connection.execute(...)  # the business change
         outbox.send(connection, "orders", {"id": 7}, slot_basis="customer:42")
 
-The message is written in the business transaction. After the commit, a relay sends it:
-`rmq outbox run`, or a `Relay` in your own process. docs/outbox.md describes every step. For
-migrations, `metadata` defines the tables rmq_stub and rmq_log.
+RMQ writes the message in your business transaction. After the commit, a relay sends the message.
+Start the relay with `rmq outbox run`, or use a `Relay` in your own process. docs/outbox.md
+describes every step. For migrations, `metadata` defines the tables rmq_stub and rmq_log.
 """
 
 from rmq.errors import StubNotFound, StubSettled

@@ -1,8 +1,7 @@
 """The command line. `commands` has the table of its commands.
 
-Each command is in the `cli` of its feature (`rmq/features`). The framework is in
-`rmq/cli_framework`: options, output, errors and exit codes. This folder contains the other
-commands:
+The module `cli` of a feature (`rmq/features`) has the commands of this feature. `rmq/cli_framework`
+has the options, the output, the errors and the exit codes. This folder has the other commands:
 
 root            `rmq ping`, `rmq config`, `rmq completion`
 acl             `rmq acl`

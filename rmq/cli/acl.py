@@ -1,4 +1,4 @@
-"""`rmq acl`: print the ACL rules of a Redis user who has a role of RMQ."""
+"""`rmq acl`: print the ACL rules for a Redis user with a role of RMQ."""
 
 from __future__ import annotations
 

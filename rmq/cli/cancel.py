@@ -1,4 +1,4 @@
-"""`rmq cancel`: cancel messages by their ids, or many messages by a filter, as a job."""
+"""`rmq cancel`: cancel messages by their ids, or many messages by a filter."""
 
 from __future__ import annotations
 

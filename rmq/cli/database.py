@@ -29,10 +29,10 @@ SQL = click.option(
 
 
 def address(given: str | None) -> sa.URL:
-    """Return the URL from --database or the environment.
+    """Return the URL from --database or from the environment.
 
     Raises:
-        UsageError: No URL was given, or --database has a password.
+        UsageError: There is no URL, or the URL in --database has a password.
         ConfigurationError: The URL is not valid, or SQLAlchemy is not installed.
     """
     from rmq.sql.database import (
@@ -57,7 +57,7 @@ def address(given: str | None) -> sa.URL:
 
 @contextmanager
 def opened(given: str | None) -> Iterator[sa.Engine]:
-    """Yield an engine for the database that --database or the environment names."""
+    """Open an engine for the database that --database or the environment names."""
     url = address(given)
     from rmq.sql.database import opened as opened_engine
 
@@ -66,7 +66,7 @@ def opened(given: str | None) -> Iterator[sa.Engine]:
 
 
 def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
-    """Create the missing tables and list them, or print the SQL that would create them."""
+    """Create the missing tables and list them, or print the SQL that creates them."""
     common = common_options()
     if sql:
         statements = _statements(given, metadata)
@@ -87,7 +87,7 @@ def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
     """Create the missing tables. Return for each table whether it was created.
 
     Raises:
-        SettingsMismatch: A table exists, but lacks columns.
+        SettingsMismatch: A table exists, but some of its columns are missing.
     """
     import sqlalchemy as sa
 
@@ -113,7 +113,7 @@ def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:
 
 
 def _statements(given: str | None, metadata: sa.MetaData) -> list[str]:
-    """Return the SQL that creates the tables for this kind of database, without connecting."""
+    """Return the SQL that creates the tables for this kind of database. Do not connect."""
     import sqlalchemy as sa
 
     statements: list[str] = []

@@ -1,4 +1,4 @@
-"""`rmq explain`: print what an error means, from the page about errors."""
+"""`rmq explain`: print the meaning of an error from the page about errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sections() -> dict[str, str]:
     """Return the explanation of each exception, by the name of its class.
 
     Raises:
-        ConfigurationError: The installation lacks the page about errors.
+        ConfigurationError: The page about errors is not installed.
     """
     parts = re.split(r"^### ", page(PAGE), flags=re.M)[1:]
     pairs = (re.split(r"^## ", part, maxsplit=1, flags=re.M)[0].partition("\n") for part in parts)

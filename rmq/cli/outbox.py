@@ -1,8 +1,7 @@
 """`rmq outbox`: create the tables, run the relay, list stubs.
 
-A stub is the row of a message in the outbox.
-
-`outbox_repair` has the commands that change stubs by hand.
+A stub is the row of a message in the outbox. `outbox_repair` has the commands that change stubs by
+hand.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def run(
 
 @contextmanager
 def _stop_on_signal() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set. A second signal has its default effect."""
+    """Yield an event. SIGTERM and Ctrl-C set the event. A second signal has its usual effect."""
     stop = threading.Event()
     with ExitStack() as stack:
 
@@ -147,7 +146,7 @@ def _stop_on_signal() -> Iterator[threading.Event]:
 def _run_together(
     loops: Sequence[Callable[[threading.Event], None]], stop: threading.Event
 ) -> None:
-    """Run all loops until `stop` is set, or until one fails. Raise its error."""
+    """Run all functions until `stop` is set or one of them fails. Raise its error."""
     errors: list[BaseException] = []
 
     def run_loop(loop: Callable[[threading.Event], None]) -> None:

@@ -1,4 +1,4 @@
-"""`rmq outbox resend`, `void` and `purge`: repair the outbox by hand."""
+"""`rmq outbox resend`, `void` and `purge`: change the outbox by hand."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def resend(
 
 
 def _name_to_confirm(database: str | None, topic: str | None) -> tuple[str, str]:
-    """Return the name that the user must type to confirm, and its kind ("topic" or "database")."""
+    """Return the name that the user must type, and its kind ("topic" or "database")."""
     if topic is not None:
         return topic, "topic"
     return address(database).database or "", "database"
@@ -100,7 +100,7 @@ def _reason(error: StubNotFound | StubSettled) -> str:
 
 
 def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
-    """Resend one stub. Return the reason if it is refused, or None."""
+    """Resend one stub. If this is not possible, return the reason."""
     try:
         with engine.begin() as connection:
             outbox_policy.resend(connection, id)
@@ -110,7 +110,7 @@ def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
 
 
 def _check_only(engine: sa.Engine, id: str) -> str | None:
-    """Return the reason if `_resend` would refuse the stub, or None. Change nothing."""
+    """Return the reason if `_resend` would fail. Change nothing."""
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:

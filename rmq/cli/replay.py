@@ -1,4 +1,4 @@
-"""`rmq replay`: send acked messages of the history again, as a job."""
+"""`rmq replay`: send acked messages of the history again."""
 
 from __future__ import annotations
 

@@ -46,8 +46,6 @@ HIDDEN = "***"
 
 
 class _Variable(NamedTuple):
-    """An environment variable that no configuration file can set, and the program that reads it."""
-
     name: str
     reader: str
     is_hidden: bool = False  # its value is never shown, not even in part
@@ -68,7 +66,7 @@ VARIABLES = (
 
 
 class _Row(NamedTuple):
-    """A row of `rmq config show`: a setting, its value, and the source of the value."""
+    """A row of `rmq config show`: a setting, its value, and where the value comes from."""
 
     setting: str
     value: Any

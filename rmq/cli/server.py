@@ -26,7 +26,7 @@ SIGHUP reads the file again. Only log levels change without a restart.
 
 
 def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    """Return a function that parses an option in the same way as the configuration file."""
+    """Return a function that parses an option in the same way as the configuration file does."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
         from rmq.server import config

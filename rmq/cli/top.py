@@ -1,4 +1,4 @@
-"""`rmq top`: show all topics and their problems on the whole screen, updated each second."""
+"""`rmq top`: show all topics and their problems on the whole screen, every second."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _show(client: rmq.Client, pattern: str, state: Top, interval: float, console
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Yield a file from which each key can be read as soon as it is pressed."""
+    """Yield a file. You can read each key from it as soon as the user presses the key."""
     import termios  # not on Windows
     import tty
 
@@ -141,12 +141,12 @@ class Top:
     """The latest counts of the topics, and the screen that shows them.
 
     Attributes:
-        where: The URL of Redis.
-        rows: The counts of each topic, as `rmq stats --json` prints them, with rates and `problem`.
+        where: URL of Redis.
+        rows: Counts of each topic, as `rmq stats --json` prints them, with rates and `problem`.
         workers: Number of worker processes.
         read_at: Monotonic time at which the topics were read.
-        sort: The title of the column by which topics are sorted.
-        error: Why the last read failed.
+        sort: Title of the column by which the topics are sorted.
+        error: Reason why the last read failed.
     """
 
     where: str
@@ -158,7 +158,7 @@ class Top:
     error: str = ""
 
     def update(self, topics: Sequence[TopicOverview], workers: int, at: float) -> None:
-        """Store the counts of all topics, the number of workers, and the time of the reading."""
+        """Store the counts of all topics, the number of workers, and the time of the read."""
         rows: list[Row] = [
             {"topic": topic.name, "error": str(topic.error)}
             if topic.error
@@ -173,7 +173,7 @@ class Top:
         self.read_clock = time.strftime("%H:%M:%S")
 
     def sorted_rows(self) -> list[Row]:
-        """Return the rows, sorted by name, by problem, or by the largest number."""
+        """Return the rows. They are sorted by name, by problem, or by the largest number."""
         rows = sorted(self.rows, key=lambda row: row["topic"])
         if self.sort == "PROBLEM":
             rows.sort(key=lambda row: not row["problem"])
@@ -182,7 +182,7 @@ class Top:
         return rows
 
     def screen(self, height: int) -> Group:
-        """Return the content of a screen with this number of lines."""
+        """Return the text for a screen with the given number of lines."""
         rows = self.sorted_rows()
         shown = rows[: max(0, height - AROUND)]
         below = len(rows) - len(shown)
@@ -213,7 +213,6 @@ class Top:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """Remove control characters from `text`, and shorten it to one line of the terminal."""
     return Text(neutral(text), style, no_wrap=True, overflow="ellipsis")
 
 
@@ -226,7 +225,7 @@ def _figure(head: str, value: float | None) -> Text:
 
 
 def _problem(topic: TopicOverview, row: Row, rate: dict[str, float]) -> str:
-    """Return the problem that keeps messages of a topic from being delivered, or ""."""
+    """Return the problem that stops the messages of a topic, or ""."""
     if topic.error:
         return "cannot be read"
     is_idle = not row["in_flight"] and rate.get("delivered") == 0

@@ -1,4 +1,4 @@
-"""`rmq worker`: run the handlers of a module, in this process or in several processes.
+"""`rmq worker`: run the handlers of a module in one or several processes.
 
 With several processes, a supervisor restarts processes that die.
 """
@@ -42,7 +42,6 @@ LIMITS = ("max_messages", "max_memory", "timeout_kill")  # a supervisor replaces
 
 
 def _host_port(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
-    """Parse HOST:PORT. The default host is 127.0.0.1."""
     if value is None:
         return None
     host, _, port = value.rpartition(":")
@@ -163,7 +162,7 @@ def run(
     control_fd: int | None,
     **options: Any,
 ) -> int:
-    """Run handlers in this process or in several processes, or only check the handlers."""
+    """Run handlers in one or several processes, or only check the handlers."""
     common = common_options()
     _refuse_redis_options(common, module)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # for what handlers print
@@ -263,11 +262,11 @@ def _serve(
 
 
 def _exit_process(code: int) -> int:
-    """Exit this process, even if threads still run in it.
+    """Exit this process, even if it still has running threads.
 
-    After exit code 0 no thread should run, and Python exits as usual. After any other exit code,
-    threads may still run handlers. Python would wait forever for some of these threads, and crash
-    on others.
+    After exit code 0, no thread should be running, and Python exits as usual. After any other exit
+    code, handlers may still run in threads. Python would wait forever for some of these threads,
+    and crash on others.
     """
     exiting = threading.Event()
     exiting.set()
@@ -342,7 +341,7 @@ def _supervise(
 
 
 def _child_environment() -> dict[str, str]:
-    """Return the environment of a child. In a checkout, its PYTHONPATH leads to rmq."""
+    """Return the environment of a child process. In a checkout, its PYTHONPATH leads to rmq."""
     home = Path(rmq.__file__).parents[1]
     if not (home / "pyproject.toml").is_file():
         return dict(os.environ)
@@ -369,10 +368,12 @@ _WITH_VALUE = ("--url", "--prefix")  # common options whose value may be the nex
 
 
 class _WorkerGroup(CommandGroup):
-    """A group of commands that runs handlers if no command is named. Its help is that of `run`."""
+    """A group of commands that runs handlers if the user names no command.
+
+    Its help text is the help text of `run`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add the command `run` if the arguments name no command of this group."""
         words = iter(args)
         for word in words:
             if word in _WITH_VALUE:
@@ -384,7 +385,6 @@ class _WorkerGroup(CommandGroup):
         return super().parse_args(ctx, ["run", *args])
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help of `run`, and the other commands."""
         run.format_help(ctx, formatter)
         self.format_commands(ctx, formatter)
 

@@ -1,6 +1,7 @@
-"""A worker's report on stderr: its handlers at the start, its counts and exit reason at the end.
+"""Print a worker's report on stderr.
 
-The handlers may use stdout, so the report does not use stdout.
+At the start, the report has the handlers. At the end, it has the counts and the reason for the
+exit. It does not use stdout, because handlers may use stdout.
 """
 
 from __future__ import annotations
@@ -53,14 +54,13 @@ def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
 
 
 def _lease_s(handler: Any) -> float | None:
-    """Return the lease of a handler in seconds, or None if the topic's lease is not known yet."""
     if handler.lease_ms is None and not handler.context.is_open:
         return None
     return float(handler.lease_ms or handler.context.settings.lease_ms) / 1000
 
 
 def row(handler: Mapping[str, Any]) -> list[str]:
-    """Return the table row of a handler."""
+    """Return the table row for a handler."""
     name = handler["handler"]
     if handler["types"]:
         name += f" ({', '.join(handler['types'])})"
@@ -92,7 +92,7 @@ def exit_text(code: int) -> str:
 
 
 class WorkerReport:
-    """Prints the handlers of a worker at its start, and its counts at its end."""
+    """Prints the handlers of a worker at its start, and counts at its end."""
 
     def __init__(self, common: CommonOptions, module: str, processes: int | None = None) -> None:
         self._here = common

@@ -1,10 +1,10 @@
-"""The root command: common options, errors and exit codes.
+"""The root command, with the common options, errors and exit codes.
 
-A command returns its exit code (None is 0) or raises. Only this module turns an exception into one
-line on stderr and an exit code.
+A command returns its exit code (None means 0) or raises an exception. Only this module converts an
+exception to one line on stderr and an exit code.
 
-The module of a command is imported when the command runs, because help and completion do not need
-it.
+RMQ imports the module of a command when the command runs, because help and completion do not need
+the module.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Failed(Exception):
     """Ends the command with a message and an exit code.
 
     Args:
-        message: What happened and what to do next, in one line.
+        message: One line that says what happened and what to do next.
         code: Exit code.
         kind: Value of `type` in the JSON error.
     """
@@ -84,21 +84,21 @@ class Failed(Exception):
 
 
 class NotFound(Failed):
-    """The topic, message or record that was named does not exist."""
+    """The topic, message or record does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, NOTHING, "NotFound")
 
 
 class Refused(Failed):
-    """The command was refused for safety."""
+    """The command did nothing, for safety."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, REFUSED, "Refused")
 
 
 class _ReaderGone(Exception):
-    """Raised if the reader of our stdout has closed the pipe."""
+    """The reader of stdout has closed the pipe."""
 
 
 # --- commands and groups --------------------------------------------------------------------------
@@ -136,8 +136,6 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 class _HelpSections:
-    """Help that lists a command's own options first and the common options after them."""
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         others: list[tuple[str, str]] = []
@@ -157,9 +155,9 @@ class Command(_HelpSections, click.Command):
     """A command with the common options, and with examples in its help.
 
     Args:
-        examples: Lines for its help.
-        watch: Whether the command takes --watch. By default, only commands named ls, show or groups
-            take it.
+        examples: Lines for the help of the command.
+        watch: Whether the command has the option --watch. By default, only commands named ls, show
+            or groups have it.
     """
 
     def __init__(
@@ -173,7 +171,7 @@ class Command(_HelpSections, click.Command):
         complete_names(self.params)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command once, or repeatedly with --watch."""
+        """Run the command once. With --watch, run it again and again."""
         if not gc.isenabled():
             # Modules are no garbage. To search them takes a third of the CPU time of a short
             # command: while they are imported, and again at the end.
@@ -190,7 +188,7 @@ class Command(_HelpSections, click.Command):
             options.writer.finish()
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples."""
+        """Write the examples of the command."""
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
@@ -198,7 +196,6 @@ class Command(_HelpSections, click.Command):
 
 
 def _note_act(ctx: click.Context, client: rmq.Client, result: str) -> None:
-    """Record a command in the audit trail, if it changes something."""
     words = ctx.command_path.split()[1:]
     wanted = ACTS.get(" ".join(words))
     if wanted is None or (wanted and not ctx.params.get(wanted)) or ctx.params.get("dry_run"):
@@ -226,7 +223,7 @@ class CommandGroup(_HelpSections, click.Group):
         super().__init__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order in which the commands were added."""
+        """Return the names of the commands in the order in which they were added."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -236,7 +233,7 @@ class CommandGroup(_HelpSections, click.Group):
             formatter.write_dl([(name, c.get_short_help_str(500)) for name, c in commands if c])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command in the arguments, or suggest a similar name."""
+        """Find the command in the arguments. If there is none, suggest a similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -248,7 +245,7 @@ class CommandGroup(_HelpSections, click.Group):
 
 
 def secrets(url: str | None) -> list[str]:
-    """Return the passwords in a URL, which may be malformed, in quoted and unquoted form."""
+    """Return the passwords in a URL, in quoted and unquoted form. The URL may be malformed."""
     if not url:
         return []
     after_scheme = url.partition("://")[2] or url
@@ -263,7 +260,10 @@ def secrets(url: str | None) -> list[str]:
 
 
 def redact(text: str, url: str | None) -> str:
-    """Replace every password in the text by ***: the passwords of this URL and of any other URL."""
+    """Replace every password in a text by ***.
+
+    The function hides the passwords of the given URL and of any other URL in the text.
+    """
     text = re.sub(r"(://[^\s/@:]*:)[^\s/]*@", r"\1***@", text)
     text = re.sub(r"([?&]\w*password=)[^\s&]+", r"\1***", text)
     for secret in secrets(url):
@@ -318,13 +318,12 @@ def _error_text(error: BaseException) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """Return an error as one line of text, for --watch."""
     text = redact(" ".join(_error_text(error).split()), common_options().url_known)
     return f"rmq: {neutral(text)}"
 
 
 def _is_said_in_full(error: rmq.RMQError) -> bool:
-    """Return whether the text of an error is complete, so that no link to a page is needed."""
+    """Return whether an error text is complete and needs no link to a page."""
     return isinstance(error, ValueError | TypeError) or type(error) is rmq.ConfigurationError
 
 
@@ -355,14 +354,14 @@ _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for standard streams that the caller has closed (`>&-`)."""
+    """Open the null device in place of standard streams that the caller has closed (`>&-`)."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:
-    """Redirect stdout to /dev/null, so that the last flush does not fail."""
+    """Redirect stdout to /dev/null, so that Python can flush it at the end."""
     with open(os.devnull, "w") as sink:
         os.dup2(sink.fileno(), sys.stdout.fileno())
 
@@ -388,7 +387,7 @@ def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], 
 
 
 class LazyCommands(click.Group):
-    """A group of commands that imports each command when it is needed."""
+    """A group that imports each command only when it is needed."""
 
     entries: ClassVar[dict[str, CommandEntry]] = {}
 
@@ -425,10 +424,10 @@ class LazyCommands(click.Group):
 
 
 class RootGroup(LazyCommands, CommandGroup):
-    """The root command. It turns an exception into one line of text and an exit code."""
+    """The root command. It converts an exception to one line of text and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and flush its output, so that a closed pipe is noticed here."""
+        """Run the command, and flush its output. A closed pipe then causes an error here."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -444,7 +443,7 @@ class RootGroup(LazyCommands, CommandGroup):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> None:
-        """Run with these arguments, and exit."""
+        """Run the command line with these arguments, and exit."""
         _open_closed_streams()
         words = list(sys.argv[1:] if args is None else args)
         state = CommonOptions()
@@ -477,7 +476,7 @@ class CommandEntry(NamedTuple):
     Attributes:
         command: Module and attribute, as module:attribute.
         summary: First sentence of the command's help.
-        more: Modules that add commands to this command, if it is a group.
+        more: If the command is a group, modules that add commands to it.
     """
 
     command: str

@@ -1,4 +1,4 @@
-"""The configuration file of the command line and the server: its path and its content."""
+"""Read the configuration file of the command line and the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_file(
     """Read the configuration file. Return its path and its content as a table.
 
     Args:
-        named: Path of the file. Default: the first path in FILES where a file exists.
+        named: Path of the file. Default: the first file in FILES that exists.
         passes_over_denied: Whether to skip a file in FILES that this user may not read.
 
     Raises:
@@ -49,11 +49,11 @@ def read_file(
 
 
 def read_where(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the settings `url` and `prefix` of Redis from the configuration file, if present.
+    """Return the settings `url` and `prefix` from the configuration file, if the file has them.
 
     Raises:
         ConfigurationError: The file cannot be read, or has an unknown top-level key. An unknown key
-            is an error, because a typing mistake must not send the command to another Redis.
+            is an error, because a typing mistake must not connect the command to another Redis.
     """
     path, table = read_file(variable(VARIABLE, environ), passes_over_denied=True)
     found: dict[str, str] = {}

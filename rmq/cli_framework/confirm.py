@@ -1,4 +1,7 @@
-"""Ask for confirmation of commands that cannot be undone, and show progress bars."""
+"""Ask for confirmation before a command does something that cannot be undone.
+
+This module also shows progress bars.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ def confirm(
     means: str = "",
     look: str = "--dry-run to look",
 ) -> None:
-    """Ask the user to type a name, unless --yes was given.
+    """Ask the user to type a name, unless the user has passed --yes.
 
     Args:
         name: Text that the user must type.
         action: Description of the action. It follows "This will".
-        yes: Whether --yes was given.
+        yes: Whether the user has passed --yes.
         name_of: Kind of object that `name` names.
         means: Sentence about the consequences.
-        look: Advice how to see the effect before the action, for example "--dry-run to look".
+        look: How the user can see the effect first, for example "--dry-run to look".
 
     Raises:
-        Refused: stdin is not a terminal, or another name was typed. The action was not done.
+        Refused: stdin is not a terminal, or the user has typed another name. Nothing was done.
     """
     if yes:
         return
@@ -57,10 +60,11 @@ def confirm(
 def progress(
     label: str, again: str = "run it again to continue"
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if stderr is a terminal. Yield a function that updates the bar.
+    """Show a progress bar on stderr if stderr is a terminal.
 
-    Call the function with the number of finished items and the number of all items. After Ctrl-C,
-    print the progress and the text in `again`, which says how to continue.
+    The context manager yields a function that updates the bar. Call the function with the number of
+    finished items and the number of all items. After Ctrl-C, the context manager prints the
+    progress and the text in `again`, which says how to continue.
     """
     reached = (0, 0)
 
@@ -82,10 +86,11 @@ def progress(
 
 @contextmanager
 def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a progress bar. Yield a function that updates it.
+    """Show a progress bar.
 
-    Call the function with the number of finished items and the number of all items, which is None
-    if unknown.
+    The context manager yields a function that updates the bar. Call the function with the number of
+    finished items and the number of all items. If you do not know the number of all items, pass
+    None.
     """
     if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None

@@ -1,4 +1,4 @@
-"""Import the user's MODULE[:ATTR] and find the client or the worker in it."""
+"""Import the user's MODULE[:ATTR], and find the client or the worker in the module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find(text: str) -> Target:
 
     Raises:
         Failed: The name matches no client or worker. The message lists the existing clients and
-            workers. If the module itself fails, its traceback is printed on stderr.
+            workers. If the module itself fails, the function prints the traceback on stderr.
     """
     name, colon, path = text.partition(":")
     if not all(part.isidentifier() for part in name.split(".")) or name.endswith(".py"):
@@ -52,7 +52,7 @@ def find(text: str) -> Target:
 
 
 def declared(text: str) -> dict[str, dict[str, Any]]:
-    """Return the settings that MODULE[:ATTR] declares, by topic.
+    """Return the settings of each topic that MODULE[:ATTR] declares.
 
     Raises:
         Failed: As in `find`.
@@ -114,7 +114,7 @@ def _describe_module(module: ModuleType) -> str:
 
 
 def _targets(module: ModuleType) -> dict[str, Target]:
-    """Return the clients and workers of a module, each by its first name in the module."""
+    """Return the clients and workers of a module, with their names in the module."""
     first_names: dict[int, tuple[str, Target]] = {}
     for name, value in vars(module).items():
         if isinstance(value, TARGET_TYPES):
@@ -123,7 +123,7 @@ def _targets(module: ModuleType) -> dict[str, Target]:
 
 
 def _single_target(module: ModuleType) -> Target:
-    """Return the client or worker of a module that the user named without ATTR."""
+    """Return the client or worker of a module. The user has not named an attribute."""
     targets = _targets(module)
     if not targets:
         raise _no_such_target(

@@ -1,7 +1,7 @@
-"""Write the log of a command to stderr as lines or JSON, for loggers without their own handlers.
+"""Write the log of a command to stderr as lines or as JSON.
 
-Each record is one line. Text inside a record can therefore not look like another record. Tracebacks
-are indented.
+Each record is one line, so text inside a record cannot look like another record. Tracebacks are
+indented.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log_options = with_options(
 
 
 class Lines(logging.Formatter):
-    """Formats log records as lines, without characters that control a terminal."""
+    """Formats log records as lines. It replaces characters that control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as a line, with its traceback below."""
+        """Format a record as a line, with its traceback below the line."""
         text = terminal_text.neutral(record.getMessage())
         head = f"{_moment(record)} {record.levelname:<7} [{record.process}] {text}"
         if record.exc_info:
@@ -43,10 +43,10 @@ class Lines(logging.Formatter):
 
 
 class JSONLines(JsonFormatter):
-    """Format log records as JSON, one object per line."""
+    """Formats log records as JSON, with one object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as an object, with its process id."""
+        """Format a record as a JSON object with the process id."""
         record.pid = record.process
         return super().format(record)
 
@@ -58,11 +58,12 @@ def _moment(record: logging.LogRecord) -> str:
 def start(level: str | None, as_json: bool | None) -> None:
     """Log to stderr, unless the user's module has set up its own logging.
 
-    Log lines of other libraries, such as uvicorn and asyncio, get the same format.
+    Log lines of other libraries, such as uvicorn and asyncio, have the same format.
 
     Args:
-        level: Requested level. Default: info.
-        as_json: Whether to log JSON. If True, handlers of the user's module are not used.
+        level: Log level. Default: info.
+        as_json: Whether to log JSON. If true, the function does not use log handlers of the user's
+            module.
     """
     log = logging.getLogger("rmq")
     if level is not None or log.level == logging.NOTSET:

@@ -1,4 +1,4 @@
-"""Tables and details of messages, for commands such as `rmq peek` and `rmq get`."""
+"""Print tables and details of messages, for commands such as `rmq peek` and `rmq get`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ERROR = Column("ERROR", cut=True, style="red")
 
 
 def age(since: datetime | None) -> str:
-    """Format the time since a moment, by this machine's clock."""
+    """Return the time since a moment as text, by this machine's clock."""
     if since is None:
         return "-"
     return terminal_text.span(max(0, (datetime.now(UTC) - since) / timedelta(milliseconds=1)))
@@ -78,9 +78,10 @@ _COLUMNS = {
 
 
 def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
-    """Print messages of one queue as a table. Each page is printed when it has been read.
+    """Print the messages of one queue as a table. Print each page as soon as it was read.
 
-    Pages that arrive within PATIENCE_S seconds determine the columns and their widths.
+    The pages of the first PATIENCE_S seconds decide which columns the table has, and how wide they
+    are.
     """
     left, first = iter(pages), list[rmq.Message]()
     until = time.monotonic() + PATIENCE_S
@@ -123,7 +124,10 @@ def detail(
     waits_for: str = "",
     progress: rmq.Progress | None = None,
 ) -> None:
-    """Print a message in full, with its progress and the reason why it waits in its group."""
+    """Print a message with all details.
+
+    The details include its progress, and the reason if it waits in its group.
+    """
     if as_json:
         fields = terminal_text.message_fields(message)
         fields["attempts"] = terminal_text.attempt_fields(message)
@@ -194,7 +198,7 @@ def _step_line(step: rmq.Step) -> str:
 
 
 def outcome_pairs(state: rmq.ResultState) -> list[tuple[str, str]]:
-    """Return names and texts of the progress and the result of a message."""
+    """Return the progress and the result of a message as names and texts."""
     pairs: list[tuple[str, str]] = []
     if state.outcome is None:
         pairs.append(("state", state.place.replace("_", " ")))
@@ -232,7 +236,7 @@ def _progress_pairs(progress: rmq.Progress) -> list[tuple[str, str]]:
 
 
 def _list_attempts(attempts: Sequence[rmq.Attempt]) -> None:
-    """Print attempts. An error that equals the previous error is not repeated."""
+    """Print failed attempts. If an error equals the previous error, do not repeat it."""
     lines: list[str] = []
     error, last, width = "", 1, tables.terminal_width() - INDENT
     for attempt in attempts:
@@ -268,7 +272,7 @@ def _whole(body: Any) -> str:
 
 
 def held_text(figures: dict[str, int]) -> str:
-    """Return how many messages of a topic are held back, and the reason."""
+    """Return a text that says how many messages of a topic do not go out, and why."""
     held = f"{terminal_text.plural(figures['held'], 'message')} held"
     if figures["paused_ms"]:
         return f"paused since {terminal_text.clock(moment(figures['paused_ms']))}, {held}"

@@ -1,6 +1,6 @@
-"""Types of arguments that the shell completes: topics, schedules, workers, ids of messages.
+"""Complete names in the shell: topics, schedules, workers, and ids of messages.
 
-Completion is silent: if Redis is unreachable, slow, or denies access, there are no suggestions.
+If Redis is unreachable, slow, or denies access, there are no suggestions and no error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionI
     Args:
         ctx: Context of the command that is being typed.
         incomplete: Typed beginning of the name.
-        read: Function that returns names, each with a help text.
+        read: Function that returns the possible names and their help texts.
     """
     options = ctx.find_root().obj or CommonOptions()
     try:
@@ -71,7 +71,6 @@ def _workers(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, 
 
 
 def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return names of schedules, or of topics for `rmq topic` except `create`."""
     group = ctx.parent.info_name if ctx.parent else None
     if group == "schedule":
         return _schedules(options, ctx)
@@ -79,10 +78,7 @@ def _named(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, st
 
 
 def message_ids(options: CommonOptions, ctx: click.Context) -> Iterable[tuple[str, str]]:
-    """Return the ids of a topic's first messages.
-
-    For `rmq dlq`, return the ids of its first dead letters.
-    """
+    """Return the ids of a topic's first messages. For `rmq dlq`, use its first dead letters."""
     dead_only = ctx.parent is not None and ctx.parent.info_name == "dlq"
     with _client(options) as client:
         found = client.admin.peek(ctx.params["topic"], READ, "dead")
@@ -114,7 +110,7 @@ _TYPES = {
 
 
 def complete_names(params: Iterable[click.Parameter]) -> None:
-    """Let the shell complete parameters with well-known names, such as `topic` or `id`."""
+    """Let the shell complete parameters with usual names, such as `topic` or `id`."""
     for param in params:
         if param.type is click.STRING and param.name in _TYPES:
             param.type = _TYPES[param.name]

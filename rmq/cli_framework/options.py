@@ -30,13 +30,14 @@ class CommonOptions:
 
     Attributes:
         url, prefix: Values of the options, or None.
-        as_json: Whether --json was given.
-        output: Format given by -o, or None.
-        columns: Columns given by --columns, or None.
-        watch: Seconds given by --watch, or None.
+        as_json: Whether the user has passed --json.
+        output: Format of the option -o, or None.
+        columns: Columns of the option --columns, or None.
+        watch: Seconds of the option --watch, or None.
         writer: Writer of the records.
         seen: State that a command with --watch keeps for its next run.
-        open_client: Client of a command with --watch, which stays open between its runs.
+        open_client: Client of a command with --watch. It stays open between the runs of the
+            command.
         file: Settings of Redis in the configuration file. None until the file is read.
         note_act: Function that records the command and its result in the audit trail.
     """
@@ -55,7 +56,7 @@ class CommonOptions:
 
     @property
     def json(self) -> bool:
-        """Whether to print records for programs (JSON or CSV) instead of tables."""
+        """Whether to print JSON or CSV for programs instead of tables."""
         return self.as_json or self.output not in (None, "table")
 
     @property
@@ -65,16 +66,15 @@ class CommonOptions:
 
     @property
     def url_known(self) -> str | None:
-        """The URL for error messages, or None. Does not read the configuration file."""
+        """The URL for error messages, or None. This does not read the configuration file."""
         return self.url or variable("RMQ_URL") or (self.file or {}).get("url")
 
     @property
     def key_prefix(self) -> str:
-        """The prefix of all keys and channels."""
+        """The prefix of all keys and channels in Redis."""
         return self.prefix or variable("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
 
     def _in_file(self, name: str) -> str | None:
-        """Return a setting of the configuration file. The file is read once, when it is needed."""
         if self.file is None:
             from rmq.cli_framework import config_file
 
@@ -103,12 +103,12 @@ class CommonOptions:
                 raise rmq.TopicNotFound(f"{what}{near}{semicolon}{remedy}") from error
 
     def note(self, text: str) -> None:
-        """Print a note on stderr, unless the command prints JSON or CSV."""
+        """Print a note on stderr. If the command prints JSON or CSV, print nothing."""
         if not self.json:
             click.echo(neutral(text), err=True)
 
     def report(self, record: Any, text: str) -> None:
-        """Print the result of a command: JSON or CSV for programs, or a line for people."""
+        """Print the result of a command: JSON or CSV for programs, a line for people."""
         if self.json:
             output.document(record)
         else:
@@ -121,9 +121,9 @@ class CommonOptions:
         rows: Sequence[Sequence[str]],
         none: str | None = None,
     ) -> None:
-        """Print a list: as JSON or CSV for programs, otherwise as a table.
+        """Print a list: JSON or CSV for programs, a table for people.
 
-        If the list is empty, the text in `none` replaces the table.
+        If the list is empty, print the text in `none` instead of a table.
         """
         if self.json:
             output.document(records)
@@ -133,14 +133,14 @@ class CommonOptions:
             self.note(none)
 
     def details(self, record: Any, pairs: Sequence[tuple[str, str]]) -> None:
-        """Print an object as JSON or CSV for programs, or as names and values for people."""
+        """Print an object: JSON or CSV for programs, names and values for people."""
         if self.json:
             output.document(record)
         else:
             output.details(pairs)
 
     def settle(self) -> None:
-        """Check that the options may be combined, and configure the writer of records."""
+        """Check that the options fit together, and configure the output of records."""
         if self.as_json and self.output is not None:
             raise click.UsageError("--json and -o: use only one of them")
         if self.columns is not None and (self.as_json or self.output in ("json", "ndjson")):
@@ -198,7 +198,7 @@ COMMON_NAMES = frozenset(
 
 
 def json_errors(words: Sequence[str]) -> bool:
-    """Return whether these arguments request JSON, even if other arguments are not valid."""
+    """Return whether the arguments request JSON. The other arguments may be wrong."""
     for position, word in enumerate(words):
         if word in ("-o", "--output"):
             word = f"-o{''.join(words[position + 1 : position + 2])}"
@@ -210,8 +210,8 @@ def json_errors(words: Sequence[str]) -> bool:
 def filter_argument(command: F) -> F:
     """Add the argument FILTER and the option --filter to a command.
 
-    The option exists for scripts whose filter may be empty. The command gets the filter as
-    `wanted`. It is None if the filter is missing or empty.
+    Use the option in scripts whose filter may be empty. The command gets the filter as `wanted`. If
+    the filter is missing or empty, `wanted` is None.
     """
     from rmq.kernel.topic.filter import parse  # most commands need no filter
 

@@ -1,9 +1,8 @@
-"""The output of commands: tables, details, log lines, and records for programs.
+"""Print the output of commands: tables, details, log lines, and records for programs.
 
 If `common_options().json` is true, a command prints records with `document`, `line` or `lines`.
-Otherwise it prints a table. This module applies the common options --json, -o and --columns.
-
-The option --json or -o selects JSON, NDJSON or CSV for the records.
+Otherwise it prints a table. This module applies the common options --json, -o and --columns. The
+options --json and -o select JSON, NDJSON or CSV for the records.
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ def document(value: Any, rows: Iterable[Mapping[str, Any]] | None = None) -> Non
     """Print one JSON document.
 
     With -o ndjson or csv, print the records in `rows` instead. Without `rows`, the records are the
-    items of a list, or the value itself.
+    items of a list. A value that is not a list is one record.
     """
     _writer().document(value, rows)
 
 
 def line(record: Any) -> None:
-    """Print one of several records, as a line of NDJSON."""
+    """Print one of several records as a line of NDJSON."""
     _writer().line(record)
 
 
 def lines(records: Iterable[Any]) -> None:
-    """Print records as NDJSON. With -o json, print an array, which may be empty."""
+    """Print records as NDJSON. With -o json, print an array."""
     _writer().lines(records)
 
 
@@ -77,12 +76,12 @@ def _chosen(columns: Sequence[Column]) -> list[int]:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW) -> None:
-    """Print a table. Columns are aligned even in a pipe, and ids are never shortened.
+    """Print a table. In a pipe, the columns are aligned as well, and ids are never shortened.
 
     Args:
         columns: Columns of the table.
-        rows: Cells of the rows. A generator is printed while it is read.
-        window: Number of first rows of a generator whose cells determine the widths.
+        rows: Cells of the rows. If it is a generator, the function prints rows while it reads them.
+        window: Number of first rows of a generator that decide the widths of the columns.
     """
     chosen = _chosen(columns)
     is_short = _writer().columns is None
@@ -103,21 +102,21 @@ def _echo(text: str) -> None:
 
 
 def details(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, one pair per line. Values are never shortened."""
+    """Print names and values with one pair per line. The values are never shortened."""
     width = max(cells(name) for name, _ in pairs) + GAP
     for name, value in pairs:
         _echo(f"{styled(name, 'bold')}{' ' * (width - cells(name))}{neutral(value)}".rstrip())
 
 
 def block(title: str, text: str) -> None:
-    """Print a title and, below it, an indented text."""
+    """Print a title, and an indented text below it."""
     _echo(styled(title, "bold"))
     for text_line in neutral(text, lines=True).rstrip("\n").split("\n"):
         click.echo(f"  {text_line}")
 
 
 def entry(head: str, body: str) -> None:
-    """Print a log line. Only its body is shortened to the width of the terminal."""
+    """Print a log line. Only the body is shortened to the width of the terminal."""
     room = max(NARROWEST, terminal_width() - cells(head) - GAP)
     click.echo(f"{neutral(head)}  {shorten(neutral(body), room)}")
     sys.stdout.flush()
@@ -145,10 +144,10 @@ class RecordWriter:
     """Writes the records of one command.
 
     Attributes:
-        format: Format of the records. If it is None, the command decides whether --json prints a
+        format: Format of the records. With None, the command decides whether --json prints a
             document or NDJSON.
-        columns: Columns of CSV, in order, or None for all columns.
-        repeating: Whether the command prints repeatedly. Each document is then on one line.
+        columns: Columns for CSV in their order, or None for all columns.
+        repeating: Whether the command prints again and again. Each document is then on one line.
     """
 
     def __init__(self) -> None:
@@ -188,7 +187,7 @@ class RecordWriter:
             _write(dumps(record))
 
     def lines(self, records: Iterable[Any]) -> None:
-        """Write all records. If there are none, a JSON document is an empty array."""
+        """Write all records. If there are none, write an empty JSON array."""
         for record in records:
             self.line(record)
         if self.format == "json" and not self._in_array:
@@ -196,7 +195,7 @@ class RecordWriter:
         self.finish()
 
     def finish(self) -> None:
-        """Close an array that was begun in the output."""
+        """End a JSON array that has begun."""
         if self._in_array:
             self._in_array = False
             _write("]")
@@ -237,7 +236,7 @@ class RecordWriter:
 
 
 def field_name(text: str) -> str:
-    """Return a column's name in the form of JSON: in-flight and IN-FLIGHT become in_flight."""
+    """Return a column's name as in JSON. For in-flight and IN-FLIGHT, the result is in_flight."""
     head, dot, rest = text.partition(".")
     return head.strip().lower().replace("-", "_") + dot + rest
 
@@ -248,7 +247,6 @@ def _records(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _with_body(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a record with one field for the body, as text or hex digits."""
     if not {"body_text", "body_hex", "body_unshown"} & record.keys():
         return record
     fields: dict[str, Any] = {}
@@ -261,7 +259,7 @@ def _with_body(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _field(record: Any, path: str) -> Any:
-    """Return a field of a record. `failure.reason` is a field inside another field."""
+    """Return a field of a record. The name `failure.reason` means a field inside another field."""
     if not isinstance(record, Mapping):
         return None
     if path in record:
@@ -271,7 +269,7 @@ def _field(record: Any, path: str) -> Any:
 
 
 def csv_cell(value: Any) -> str:
-    """Return a cell as one line of safe text that no spreadsheet interprets as a formula."""
+    """Return a cell as one line of safe text. Spreadsheets cannot read it as a formula."""
     if value is None:
         return ""
     if not isinstance(value, str):

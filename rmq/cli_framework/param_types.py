@@ -22,7 +22,7 @@ _SIZE = re.compile(r"(\d+)\s*(k|ki|m|mi|g|gi|)b?", re.IGNORECASE)
 
 
 def moment(text: str) -> datetime:
-    """Parse a time in ISO 8601 with a time zone. A ValueError says which texts are accepted."""
+    """Parse a time in ISO 8601 with a time zone. The ValueError says which texts are allowed."""
     try:
         parsed = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -35,7 +35,6 @@ def moment(text: str) -> datetime:
 
 
 def _moment_or_ago(text: str) -> datetime:
-    """Parse a time as `moment` does, or a duration before now."""
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
     except ValueError:
@@ -47,8 +46,6 @@ def _moment_or_ago(text: str) -> datetime:
 
 
 class _Parsed(ParamType):
-    """A type of option with a function that parses the text, or raises ValueError."""
-
     def __init__(self, name: str, read: Any, zero: str = "", words: tuple[str, ...] = ()) -> None:
         self.name = name
         self._read = read
@@ -56,7 +53,6 @@ class _Parsed(ParamType):
         self._words = words or ((zero,) if zero else ())  # that completion offers
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text. The error message says which texts are accepted."""
         if not isinstance(value, str):
             return value
         if self._zero and value == self._zero:
@@ -69,7 +65,6 @@ class _Parsed(ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the accepted words that begin with the typed text."""
         return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 
@@ -105,7 +100,6 @@ class _MessageIds(_Parsed):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the ids of a topic's first messages."""
         return choices(ctx, incomplete, message_ids)
 
 

@@ -1,4 +1,4 @@
-"""Format tables line by line, and make their cells safe for a terminal."""
+"""Format tables line by line, and make the cells safe for a terminal."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Column:
 
     Attributes:
         title: Title of the column.
-        right: Whether to align cells to the right, for numbers.
-        cut: Whether the cells may be shortened on a narrow terminal.
+        right: Whether to align cells to the right, as for numbers.
+        cut: Whether the table may shorten the cells on a narrow terminal.
         style: Colour of the cells.
-        wide: Whether to omit the column on a terminal narrower than WIDE, unless --columns names
-            it.
+        wide: Whether to show the column only on a terminal with at least WIDE characters per line.
+            If --columns names the column, the table always shows it.
     """
 
     title: str
@@ -51,13 +51,13 @@ def terminal_width() -> int:
 
 
 def coloured() -> bool:
-    """Return whether the file to which this thread prints tables can show colours."""
+    """Return whether the output of this thread can show colours."""
     wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return wanted and output_file().isatty()
 
 
 def styled(text: str, style: str) -> str:
-    """Return a text in a colour or in bold, if the output can show it."""
+    """Return a text in a colour or in bold, if the output can show this."""
     if not style or not coloured():
         return text
     bold = style == "bold"
@@ -65,7 +65,7 @@ def styled(text: str, style: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the width of a text on a terminal. A Latin letter has the width 1."""
+    """Return how many columns a text needs on a terminal. A Latin letter needs one."""
     if text.isascii() or _NARROW.fullmatch(text):
         return len(text)
     from rich.cells import cell_len  # loads tables of wide characters, which few texts need
@@ -82,7 +82,7 @@ def _fitted(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text that is too long, and show with an ellipsis that it was cut."""
+    """Shorten a text that is too long. An ellipsis shows that text is missing."""
     return text if cells(text) <= width else _fitted(text, width - 1).rstrip() + "…"
 
 
@@ -104,13 +104,13 @@ def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[in
 def table_lines(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW
 ) -> Iterator[str]:
-    """Yield the lines of a table, beginning with the column titles.
+    """Yield the lines of a table. The first line has the column titles.
 
     Args:
         columns: Columns of the table.
-        rows: Cells of the rows. All rows of a list or tuple determine the widths of columns. For
-            another iterable, only the first rows determine the widths.
-        window: Number of first rows that determine the widths.
+        rows: Cells of the rows. In a list or tuple, all rows decide the widths of the columns. In
+            another iterable, only the first rows decide the widths.
+        window: Number of first rows that decide the widths.
     """
     safe = ([neutral(cell) for cell in row] for row in rows)
     first = list(safe if isinstance(rows, Sequence) else islice(safe, window))

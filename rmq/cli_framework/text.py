@@ -1,7 +1,8 @@
 """Make text safe for a terminal, because bodies, errors and names come from other people.
 
-Characters that control a terminal (escape sequences, control characters, marks that change the
-direction of text) are written as their codes. No text is interpreted as markup.
+This module replaces characters that control a terminal by their codes. These characters are escape
+sequences, control characters, and characters that change the direction of text. No text is read as
+markup.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _on_stderr: ContextVar[bool] = ContextVar("on_stderr", default=False)
 
 @contextmanager
 def on_stderr() -> Iterator[None]:
-    """Print the tables and records of this thread to stderr.
+    """Let this thread print its tables and records to stderr.
 
-    `contextlib.redirect_stdout` would also redirect what other threads print.
+    `contextlib.redirect_stdout` would also redirect the output of other threads.
     """
     token = _on_stderr.set(True)
     try:
@@ -39,7 +40,7 @@ def on_stderr() -> Iterator[None]:
 
 
 def is_on_stderr() -> bool:
-    """Return whether tables and records of this thread go to stderr."""
+    """Return whether this thread prints its tables and records to stderr."""
     return _on_stderr.get()
 
 
@@ -63,7 +64,7 @@ def neutral(text: str, lines: bool = False) -> str:
 
     Args:
         text: Any text.
-        lines: Whether to keep line ends and expand tabs.
+        lines: Whether to keep the ends of lines, and replace tabs by spaces.
     """
     if lines:
         return "\n".join(neutral(line_text.expandtabs(4)) for line_text in text.split("\n"))
@@ -76,7 +77,7 @@ def neutral(text: str, lines: bool = False) -> str:
 
 
 def escape_json(match: re.Match[str]) -> str:
-    """Return the JSON escape of a character."""
+    """Return a character as it is escaped in JSON."""
     number = ord(match[0])
     if number < 0x10000:
         return f"\\u{number:04x}"
@@ -115,7 +116,7 @@ def _json_key(name: Any) -> Any:
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """Write JSON that is safe for terminals and parsers."""
+    """Convert a value to JSON that is safe for terminals and parsers."""
     separators = (",", ":") if indent is None else (",", ": ")
     encoder = json.JSONEncoder(
         ensure_ascii=False, allow_nan=False, separators=separators, indent=indent
@@ -128,16 +129,16 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 
 def iso(value: datetime | None) -> str | None:
-    """Format a time for JSON: ISO 8601, UTC, ms."""
+    """Format a time for JSON, in ISO 8601 with UTC and milliseconds."""
     if value is None:
         return None
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def fields(value: Any, *names: str) -> dict[str, Any]:
-    """Return the attributes of a value for JSON: times as `iso` formats them, ids as text.
+    """Return the attributes of a value for JSON. Times and ids become text.
 
-    The HTTP API uses `show` for this, which needs msgspec. The command line works without msgspec.
+    The HTTP API uses `show` instead, which needs msgspec. The command line works without msgspec.
 
     Args:
         value: A NamedTuple, a dataclass or another object.
@@ -163,10 +164,10 @@ def _field(value: Any) -> Any:
 
 
 def body_fields(body: Any) -> dict[str, Any]:
-    """Return the fields of a body for JSON.
+    """Return the fields that show a body in JSON.
 
-    Bytes that are UTF-8 are in the field `body_text`, and other bytes in `body_hex`. Any other body
-    is in `body`.
+    For bytes that are UTF-8, the field is `body_text`. For other bytes, the field is `body_hex`.
+    For any other body, the field is `body`.
     """
     if not isinstance(body, bytes):
         try:
@@ -181,7 +182,7 @@ def body_fields(body: Any) -> dict[str, Any]:
 
 
 def message_fields(message: rmq.Message) -> dict[str, Any]:
-    """Return a message for JSON."""
+    """Return the fields that show a message in JSON."""
     return {
         **fields(message, "id", "queue", "slot", "offset"),
         **body_fields(message.body),
@@ -195,12 +196,12 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
 
 
 def attempt_fields(message: rmq.Message) -> list[dict[str, Any]]:
-    """Return the attempts of a message for JSON, newest first."""
+    """Return the attempts of a message for JSON. The newest attempt comes first."""
     return [fields(attempt) for attempt in message.attempts]
 
 
 def step_fields(message: rmq.Message) -> list[dict[str, Any]]:
-    """Return the steps of a message for JSON. The values have the fields of a body."""
+    """Return the steps of a message for JSON. A value has the same fields as a body."""
     found = []
     for step in message.steps:
         value, unreadable = step_value(step)
@@ -214,7 +215,7 @@ def step_fields(message: rmq.Message) -> list[dict[str, Any]]:
 
 
 def step_value(step: rmq.Step) -> tuple[Any, str]:
-    """Return the value of a step, or its bytes and the reason why they cannot be decoded."""
+    """Return the value of a step. If it cannot be decoded, return its bytes and the reason."""
     try:
         return step.value, ""
     except DecodeError as error:
@@ -225,22 +226,22 @@ def step_value(step: rmq.Step) -> tuple[Any, str]:
 
 
 def clock(value: datetime | None) -> str:
-    """Format a time for a table: UTC, to the second."""
+    """Format a time for a table, in UTC without fractions of a second."""
     return "-" if value is None else value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def fine_clock(value: datetime | None) -> str:
-    """Format a time in full: UTC, to the ms."""
+    """Format a time with milliseconds, in UTC."""
     return iso(value) or "-"
 
 
 def number(value: float) -> str:
-    """Format a count. On a terminal, thousands are separated."""
+    """Format a count. On a terminal, a space separates groups of three digits."""
     return f"{value:,}".replace(",", " ") if output_file().isatty() else str(value)
 
 
 def plural(count: int, word: str) -> str:
-    """Format a count with its noun."""
+    """Return a count with its noun, in the singular or the plural."""
     return f"{number(count)} {word}{'' if count == 1 else 's'}"
 
 

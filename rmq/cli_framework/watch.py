@@ -1,4 +1,4 @@
-"""The option --watch: run a command repeatedly.
+"""The option --watch, which runs a command again and again.
 
 On a terminal, each output replaces the previous output.
 """
@@ -24,7 +24,7 @@ TO_LINE_END, TO_SCREEN_END = "\x1b[K", "\x1b[J"
 
 
 class _Terminal(io.TextIOWrapper):
-    """Stores the text that a command prints for a terminal."""
+    """Collects the text that a command prints for a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -39,13 +39,14 @@ def _captured() -> Iterator[Callable[[], str]]:
 
 
 def repeat(run: Callable[[], Any], options: CommonOptions, describe: Callable[..., str]) -> None:
-    """Run a command until Ctrl-C.
+    """Run a command again and again until Ctrl-C.
 
     Args:
         run: Function that runs the command once.
-        options: Common options. `watch` has the seconds between two runs.
-        describe: Function that formats an error as a line. An error of the first run is raised. An
-            error of a later run is printed, because the next run may succeed.
+        options: Common options. `watch` has the number of seconds between two runs.
+        describe: Function that converts an error to one line. An error of the first run ends the
+            command. After an error of a later run, RMQ prints the line and continues, because the
+            next run may succeed.
     """
     assert options.watch is not None
     in_place = sys.stdout.isatty() and not options.json
@@ -102,7 +103,7 @@ def _redraw(run: Callable[[], Any], interval: float, describe: Callable[..., str
 
 
 def _draw(text: str, foot: str, height: int) -> int:
-    """Replace the previous output above the cursor. Return the number of printed lines."""
+    """Print over the previous output. Return the number of printed lines."""
     lines = text.splitlines()
     room = max(1, shutil.get_terminal_size().lines - 2)
     if len(lines) > room:
@@ -122,7 +123,7 @@ def _store_watch(ctx: click.Context, param: click.Parameter, value: float | None
 
 
 def watch_param() -> click.Parameter:
-    """Return --watch, for commands that may be repeated."""
+    """Return the option --watch for commands that users may repeat."""
     from rmq.cli_framework.param_types import DURATION  # a slow import, which help does not need
 
     return click.Option(

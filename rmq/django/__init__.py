@@ -1,4 +1,4 @@
-"""Django's tasks on RMQ: a backend for `django.tasks`, and commands of `manage.py`.
+"""Django's tasks on RMQ, with a backend for `django.tasks` and commands of `manage.py`.
 
     INSTALLED_APPS = [..., "rmq.django"]
     TASKS = {"default": {"BACKEND": "rmq.django.TaskBackend"}}

@@ -2,7 +2,7 @@
 
     urlpatterns = [..., path("rmq/", include("rmq.django.urls"))]
 
-Staff are operators, superusers are admins, and other users get 403. docs/django.md describes it.
+Staff are operators, superusers are admins, and other users get 403. docs/django.md has more.
 """
 
 from rmq.integrations.django.console import console_urls, role_of

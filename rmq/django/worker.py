@@ -3,8 +3,8 @@
     rmq worker rmq.django.worker:default --processes 4 --max-memory 2G
 
 The name after the colon is the alias of the backend in TASKS. The environment variable
-DJANGO_SETTINGS_MODULE names the settings. If the backend has an outbox, the first process also runs
-a relay.
+DJANGO_SETTINGS_MODULE names Django's settings. If the backend has an outbox, the first process also
+runs a relay.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""The framework of the server's HTTP API and console: routes, requests, pages, services."""
+"""The framework of the HTTP API and the console: routes, requests, pages, services."""

@@ -1,4 +1,4 @@
-"""Compute the points, ticks and names of SVG charts. Templates draw the charts."""
+"""Compute the points, axes and bars of SVG charts. Templates draw the charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIME_STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart. A value of None means that the value at that time is unknown."""
+    """A line of a chart. A value is None if it is unknown at that time."""
 
     name: str
     style: str
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark of an axis, at a position, with a text."""
+    """A mark on an axis, with its position and its text."""
 
     at: float
     text: str
@@ -37,11 +37,11 @@ class Drawn:
 
     Attributes:
         lines: Name, style and path data of each line.
-        x: Ticks of the x axis (time).
-        y: Ticks of the y axis (values).
+        x: Marks of the x axis (time).
+        y: Marks of the y axis (values).
         times: Time of each point, in epoch ms.
-        values: Values of each line, in the order of `lines`. The script of the page shows the
-            values at the pointer.
+        values: Values of each line, in the order of `lines`. The script of the page shows them when
+            a user points at the chart.
         unit: Unit of the values: "", "/s" or "s".
     """
 
@@ -54,7 +54,10 @@ class Drawn:
 
     @property
     def figures(self) -> str:
-        """Times and values as text for the page's script: `;` between rows, `,` between numbers."""
+        """Times and values as text for the page's script.
+
+        The text has `;` between rows and `,` between numbers.
+        """
         rows = [
             ",".join("" if value is None else f"{value:g}" for value in row) for row in self.values
         ]
@@ -113,7 +116,7 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Return the SVG path of a small line without axes, or "" if there is no line to draw."""
+    """Return the SVG path of a small line without axes, or "" if there are too few points."""
     if len(values) < 2 or not any(values):
         return ""
     top, step = max(values), width / (len(values) - 1)
@@ -136,7 +139,7 @@ class Bar:
 
 
 def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
-    """Compute the bars of a histogram and the ticks of its count axis."""
+    """Compute the bars of a histogram, and the marks of its count axis."""
     ceiling = nice(max((count for _, count in counts), default=0))
     width, height = (WIDTH - LEFT - RIGHT) / max(1, len(counts)), HEIGHT - TOP - BOTTOM
     drawn = []
@@ -148,7 +151,10 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
 
 
 def nice(value: float) -> float:
-    """Round up to 1, 2, 4 or 8 times a power of ten. The result divided by 4 is also round."""
+    """Round a number up to 1, 2, 4 or 8 times a power of ten.
+
+    A quarter of the result is then also a round number.
+    """
     if value <= 0:
         return 4.0
     power = 10 ** math.floor(math.log10(value))
@@ -159,7 +165,7 @@ def nice(value: float) -> float:
 
 
 def axis_text(value: float) -> str:
-    """Format a value of an axis."""
+    """Format a value for an axis."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{unit}"
@@ -167,12 +173,15 @@ def axis_text(value: float) -> str:
 
 
 def time_ticks(first: float, last: float) -> list[float]:
-    """Return about six round times between two times, as ticks."""
+    """Return about six marks at round times between two times."""
     step = next((step for step in TIME_STEPS_S if (last - first) / step <= 7), TIME_STEPS_S[-1])
     start = math.ceil(first / step) * step
     return [float(moment) for moment in range(int(start), int(last) + 1, step)]
 
 
 def clock(moment: float, span_s: float) -> str:
-    """Format a time of an axis: the time of day, or the date if the axis is longer than a day."""
+    """Format a time for an axis as the time of day.
+
+    If the axis is longer than a day, show the date.
+    """
     return datetime.fromtimestamp(moment, UTC).strftime("%H:%M" if span_s <= 86_400 else "%d %b")

@@ -1,7 +1,8 @@
 """The methods of a request's connection that long polls and streams need.
 
-`rmq server` puts its own connection into the scope of each request. A mounted application has no
-such connection, because other servers do not report whether a reply has been written.
+`rmq server` adds a connection object to the scope of each request. If you mount the console in
+another application, there is no such object, because other servers do not report whether a reply
+was written.
 """
 
 from __future__ import annotations
@@ -20,26 +21,27 @@ class Connection(Protocol):
         """Whether the client has disconnected, or the server stops."""
 
     def begin_wait(self) -> None:
-        """Exclude the connection from the listener's limit on connections, while it waits."""
+        """Stop counting the connection for the listener's limit while it waits for messages."""
 
     def end_wait(self) -> None:
-        """Include the connection in the listener's limit again."""
+        """Count the connection for the listener's limit again."""
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Register a function that is called once, when `is_ending` becomes true.
+        """Register a function to call once when `is_ending` becomes true.
 
-        If it is true already, the function is called immediately. It replaces the function of an
-        earlier call.
+        If `is_ending` is already true, the method calls the function immediately. Each call of this
+        method replaces the function of the previous call.
         """
 
     async def written(self, wait_s: float) -> bool:
         """Wait until the operating system has all bytes of the reply.
 
-        Return False if the client disconnects before this, or after `wait_s` seconds.
+        Return False if the client disconnects first, or if the wait takes longer than `wait_s`
+        seconds.
         """
 
 
 def connection_of(scope: MutableMapping[str, Any]) -> Connection | None:
-    """Return the connection of a request, or None in a mounted application."""
+    """Return the connection of a request. In a mounted application, return None."""
     found: Connection | None = scope.get(KEY)
     return found

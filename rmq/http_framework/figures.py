@@ -1,4 +1,4 @@
-"""Read the counts and samples of topics for the console. All viewers of a page share one read."""
+"""Read the counts of topics for the console. All viewers of a page share one read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILED = ("returned", "rolled_back", "dead_lettered")
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """Counts of a topic for an overview. `counts` is None if the topic cannot be read."""
+    """The counts of a topic for an overview. `counts` is None if the topic cannot be read."""
 
     name: str
     counts: Mapping[str, int] | None
@@ -49,7 +49,7 @@ class TopicFigures:
 
 
 async def topic_figures(request: PageRequest, topic: str) -> TopicFigures:
-    """Return the counts of a topic, or the reason why the topic cannot be read."""
+    """Return the counts of a topic, or the reason why they cannot be read."""
 
     async def read() -> TopicFigures:
         try:
@@ -74,10 +74,10 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
 
 
 def examined(request: PageRequest) -> LongReading:
-    """Return the findings of the doctor as a reading.
+    """Return what the doctor has found.
 
-    The findings are the latest findings of this server. If there are none, the doctor examines at
-    most once a minute, for all viewers together.
+    If this server has recent findings, the function returns these findings. Otherwise the doctor
+    examines Redis, at most once a minute for all viewers together.
     """
     latest = request.context.state.examined()
     if latest is not None:
@@ -90,7 +90,7 @@ def examined(request: PageRequest) -> LongReading:
 
 
 async def history(request: PageRequest, topic: str, period: str) -> list[Sample]:
-    """Return the samples of a topic in a period, or an empty list if there are none."""
+    """Return the samples of a topic in a period. If there are none, return an empty list."""
 
     async def read() -> list[Sample]:
         try:
@@ -106,7 +106,7 @@ async def history(request: PageRequest, topic: str, period: str) -> list[Sample]
 async def histories(
     request: PageRequest, topics: Sequence[str], period: str
 ) -> dict[str, list[Sample]]:
-    """Return the samples of several topics, by topic."""
+    """Return the samples of several topics. The key is the name of the topic."""
     samples = await _of_each(partial(history, period=period), request, topics)
     return dict(zip(topics, samples, strict=True))
 
@@ -114,7 +114,6 @@ async def histories(
 async def _of_each(
     read: Callable[[PageRequest, str], Awaitable[T]], request: PageRequest, topics: Sequence[str]
 ) -> list[T]:
-    """Call a function for each topic, with at most AT_ONCE calls at a time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def read_one(topic: str) -> T:
@@ -125,9 +124,9 @@ async def _of_each(
 
 
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Merge the samples of several topics: add the counts, and keep the longest delay.
+    """Combine the samples of several topics. Add the counts, and keep the longest delay.
 
-    If a topic has no rates at a time, the merged sample of that time has no rates.
+    If one topic has no rates at a time, the combined sample of this time has no rates.
     """
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:
@@ -160,9 +159,9 @@ def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str,
 def rate_now(
     request: PageRequest, topic: str, samples: Sequence[Sample], name: str
 ) -> float | None:
-    """Return the current rate of an event, per second.
+    """Return how often an event happens per second now.
 
-    If it is unknown, return the rate of the newest sample, or None.
+    If the current rate is unknown, return the rate of the newest sample, or None.
     """
     found = request.readings.meter.rate(topic, name)
     if found is None:
@@ -172,7 +171,7 @@ def rate_now(
 
 
 def rate_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw a chart of the messages accepted, settled and failed per second."""
+    """Draw a chart of the messages that are accepted, settled and failed per second."""
     failed = [sum(s.rates[name] for name in FAILED) if s.rates else None for s in samples]
     return _chart(
         samples, "/s",
@@ -196,12 +195,15 @@ def depth_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def late_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw a chart of the time for which the oldest due message had waited."""
+    """Draw a chart that shows how long the oldest due message had waited."""
     return _chart(samples, "s", Line("oldest due", "orange", [sample.late_s for sample in samples]))
 
 
 def lateness_chart(samples: Sequence[Sample]) -> Drawn:
-    """Draw a chart of how late messages were received. Without messages, the chart is empty."""
+    """Draw a chart that shows how late messages were received.
+
+    If no messages were received, the chart is empty.
+    """
     halves = [sample.late_p50_s for sample in samples]
     most = [sample.late_p99_s for sample in samples]
     if not any(value is not None for value in most):
@@ -212,7 +214,7 @@ def lateness_chart(samples: Sequence[Sample]) -> Drawn:
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
     """Return the newest delay in seconds to compare with a service level objective, or None.
 
-    Samples more than five minutes older than the newest sample are ignored.
+    A sample does not count if it is more than five minutes older than the newest sample.
     """
     if objective is None or not samples:
         return None
@@ -223,7 +225,10 @@ def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | No
 
 
 async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:
-    """Return how many messages become due in each time span, or an empty list without messages."""
+    """Return how many messages become due in each time span.
+
+    Without messages, the list is empty.
+    """
 
     async def read() -> list[tuple[str, float]]:
         found = await request.context.admin.due_counts(topic)

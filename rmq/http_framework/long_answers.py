@@ -1,8 +1,8 @@
-"""Write the replies of long polls and streams. The handler learns whether they were written.
+"""Write the replies of long polls and streams.
 
 The handler of a long operation is an async generator. It yields one answer, or pages of NDJSON
-lines. When a page has been written, the generator continues. If a page could not be written,
-GeneratorExit is raised at its `yield`, so that the handler can release the messages of the page.
+lines. The generator continues when a page was written. If a page cannot be written, Python raises
+GeneratorExit at the `yield`. The handler can then release the messages of this page.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class LongAnswer(Response):
     Args:
         pages: Generator of the handler.
         connection: Connection of the client.
-        has_lines: Whether the pages are lists of NDJSON lines. An empty list sends an empty line.
+        has_lines: Whether the pages are lists of NDJSON lines. For an empty list, the reply has an
+            empty line.
         request_id: Identifier of the request.
         headers: Headers of the reply.
         end: Function to call at the end of the request.

@@ -1,4 +1,4 @@
-"""Convert messages to the form in which the HTTP API and the console show them."""
+"""Convert messages for the HTTP API and the console."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BLOCK_S = 3.0  # how long a send to a full topic waits if the topic's overflow i
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The position of a list of messages, encoded in its cursor."""
+    """Position in a list of messages. A cursor contains it."""
 
     slot: Annotated[int, msgspec.Meta(ge=0, le=1023)]
     score: float | None = None  # None: the beginning of the slot
@@ -48,7 +48,7 @@ async def walk(
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> MessageList:
-    """Return one page of a queue's messages, converted for display."""
+    """Return one page of a queue's messages for display."""
     found, cursor = await page_of(context, topic, query, queue, fits)
     return MessageList(messages=[shown(context, each) for each in found], cursor=cursor)
 
@@ -57,11 +57,11 @@ SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated
 
 
 def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Convert a message for display. A body that the user may not see is not decoded.
+    """Convert a message for display. If the user may not see the body, do not decode the body.
 
     Args:
         context: Context of the request.
-        message: Message whose `body` contains the undecoded record.
+        message: Message whose `body` is the record from Redis, not decoded yet.
         most: Maximum number of body bytes to show, or None for the whole body.
     """
     body, unreadable = shown_body(context, message.body, most, message.unreadable)
@@ -87,7 +87,7 @@ def shown_body(
 
 
 def _shown_step(context: RequestContext, step: steps.Step, most: int | None) -> Step:
-    """Convert a step for display. A value is shown as bytes if it cannot be decoded."""
+    """Convert a step for display. If its value cannot be decoded, show the bytes."""
     value = None
     if step.data:
         try:
@@ -99,7 +99,7 @@ def _shown_step(context: RequestContext, step: steps.Step, most: int | None) -> 
 
 
 def shown_result(context: RequestContext, state: results.ResultState) -> ResultState:
-    """Convert the state of a message for display. A value that the user may not see is replaced."""
+    """Convert the state of a message for display. Hide the value if the user may not see it."""
     outcome = None
     if state.outcome is not None:
         value = None
@@ -120,7 +120,7 @@ async def page_of(
 ) -> tuple[list[Message], str | None]:
     """Return the messages after the query's cursor, and the next cursor.
 
-    Messages are sorted by slot and score.
+    The result is sorted by slot, and by score in each slot.
     """
     settings = await context.admin.settings(topic)
     slots = settings.layout.most if settings.layout else settings.slots
@@ -162,15 +162,15 @@ HIDDEN = "(hidden)"
 
 
 class Body(Answer):
-    """A body, as text.
+    """The body of a message as text.
 
     Attributes:
-        kind: What `text` is: "json" (JSON, with all digits of its numbers), "text" (an unchanged
-            string), "base64" (bytes), or "hidden" if you have no right to see the body.
-        size: Size in bytes of the complete body, or of the stored body if `text` is truncated. The
-            value is null if a compressed body was decompressed only in part, because the size is
-            then unknown.
-        is_truncated: Whether `text` is only the beginning of the body.
+        kind: Form of `text`: "json" (JSON, with all digits of its numbers), "text" (an unchanged
+            string), "base64" (bytes), or "hidden" (you may not see the body).
+        size: Number of bytes of the complete body. If `text` has only the beginning, the number of
+            bytes of the stored body. The value is null if the body is compressed and was not
+            decompressed completely.
+        is_truncated: Whether `text` has only the beginning of the body.
     """
 
     kind: Literal["json", "text", "base64", "hidden"]
@@ -180,7 +180,7 @@ class Body(Answer):
 
 
 def hidden_body() -> Body:
-    """Return the text that replaces a body which the user or program may not see."""
+    """Return the text that replaces a body if the user or program may not see it."""
     return Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False)
 
 
@@ -195,7 +195,7 @@ class Failure(Answer):
 
 
 class Attempt(Answer):
-    """A failed attempt to handle a message, or its redrive or expiry. See `rmq.Attempt`."""
+    """A failed attempt to handle a message, a redrive or an expiry. See `rmq.Attempt`."""
 
     number: int | None
     at: datetime
@@ -206,7 +206,10 @@ class Attempt(Answer):
 
 
 class Step(Answer):
-    """A step of the work on a message, the cursor of its handler, or an event. See `rmq.Step`."""
+    """A step of the work on a message, the saved cursor of its handler, or an event.
+
+    See `rmq.Step`.
+    """
 
     name: str
     state: steps.State
@@ -215,15 +218,17 @@ class Step(Answer):
 
 
 class StoredMessage(Answer):
-    """A message as it is stored in Redis, with the fields of `rmq.Message`.
+    """A message that Redis stores, with the fields of `rmq.Message`.
 
     Attributes:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
-        unreadable: Why the body could not be decoded, or an empty string if it was decoded. A body
-            that was not decoded is shown as bytes.
+        unreadable: Why RMQ could not decode the body, or an empty string. If RMQ could not decode
+            the body, `body` has its bytes.
         attempts: Failed attempts, newest first.
-        steps: Steps of the work, the saved cursor and the events. Empty in lists of messages.
-        waits_for: Key of the event for which the message is suspended, or null. Null in lists.
+        steps: Steps of the work, the saved cursor and the events. The list is empty if you list
+            several messages.
+        waits_for: Key of the event for which the message waits, or null. It is also null if you
+            list several messages.
     """
 
     id: str
@@ -266,7 +271,7 @@ class MessageOutcome(Answer):
     """How a message has ended, with the fields of `rmq.MessageOutcome`.
 
     Attributes:
-        value: Return value of the handler, or null if the message has none.
+        value: Value that the handler returned, or null if it returned no value.
         error: Type and message of the last error, or an empty string.
     """
 
@@ -301,7 +306,7 @@ class MessageList(Answer):
 
 
 class Peeked(MessageList):
-    """Messages in their delivery order within each slot."""
+    """Messages of each slot, in the order of their delivery."""
 
 
 class Sent(Answer):
@@ -343,10 +348,10 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
 
 
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
-    """Convert a stored body for display.
+    """Convert the record of a message to its body for display.
 
-    Also return why the body was not decoded, or "". `most` is the maximum number of bytes to show,
-    or None for no limit. Only these bytes are decompressed.
+    Also return why the body could not be decoded, or "". `most` is the maximum number of bytes to
+    show, or None for no limit. The function decompresses only these bytes.
     """
     try:
         if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size
@@ -383,7 +388,7 @@ def _written(value: Any) -> str:
 
 
 def failure_of(failure: failures.Failure | None) -> Failure | None:
-    """Convert a failure to the form in which it is shown."""
+    """Convert a failure for display."""
     if failure is None:
         return None
     return show(failure, Failure, fingerprint=failures.fingerprint(failure))

@@ -1,4 +1,4 @@
-"""Generate the OpenAPI 3.1 document from the table of operations."""
+"""Generate the OpenAPI 3.1 document from the operations."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def document(operations: Sequence[Operation], base: str, root: str = "") -> dict
 
     Args:
         operations: All operations of the API.
-        base: Path that all operations begin with.
-        root: Path where the application is mounted, or an empty string if it is not mounted.
+        base: Path at the beginning of all operations.
+        root: Path below which the application is mounted, or an empty string if it is not mounted.
     """
     types = list({id(kind): kind for each in operations for kind in each.types.values()}.values())
     found, schemas = msgspec.json.schema_components([*types, Problem], ref_template=PLACES)
@@ -94,7 +94,7 @@ def _parameters(place: str, ref: dict[str, Any], schemas: dict[str, Any]) -> lis
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove null from the schema of a parameter. To send no value, clients omit the parameter."""
+    """Remove null from the schema of a parameter. Clients omit a parameter without a value."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]
@@ -121,5 +121,5 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
 
 
 def _first_lines(docstring: str) -> str:
-    """Join the first lines of a docstring into the description of a schema."""
+    """Return the first lines of a docstring as the description of a schema."""
     return re.sub(r"\s+", " ", docstring).strip()

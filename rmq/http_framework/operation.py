@@ -1,6 +1,6 @@
-"""Routes of the HTTP API, declared by the annotations of their functions.
+"""Define routes of the HTTP API by the annotations of handler functions.
 
-A handler function takes the parameters that it needs, each a msgspec struct:
+A handler function takes the parameters that it needs. Each parameter is a msgspec struct:
 
     context  the client of Redis, and the state of the server (always)
     path     the parts of the path in braces
@@ -8,9 +8,9 @@ A handler function takes the parameters that it needs, each a msgspec struct:
     body     the JSON body of the request
 
 The name of the function is the operationId, its docstring is the description, and its return type
-is the schema of the answer. A handler can be an async generator of lists. Its answer is lines of
-NDJSON, and each list is sent immediately. A cursor is the position at which a list continues. Only
-the server can interpret a cursor, and the server stores no state for a cursor.
+is the schema of the answer. A handler can also be an async generator of lists. The answer then has
+lines of NDJSON, and the server sends each list immediately. A cursor is the position at which a
+list continues. Only the server can read a cursor, and the server stores nothing for it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 
 def write_cursor(position: object) -> str:
-    """Encode a position as a cursor."""
+    """Return a cursor for a position."""
     return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
 
 
 def read_cursor(cursor: str, kind: type[T]) -> T:
-    """Decode the position from a cursor.
+    """Return the position in a cursor.
 
     Raises:
         ApiError: The text is not a cursor of this kind of list.
@@ -69,8 +69,8 @@ _ENCODER = msgspec.json.Encoder()
 class _Lines(StreamingResponse):
     """A response of NDJSON lines.
 
-    After an error, the connection is closed before the response is complete, so clients notice the
-    error.
+    After an error, the server closes the connection before the response is complete, so that the
+    client notices the error.
     """
 
     async def stream_response(self, send: Send) -> None:
@@ -89,10 +89,10 @@ async def answer(
     request: Request,
     headers: Mapping[str, str],
 ) -> Response:
-    """Return a response that streams pages of lines.
+    """Return a response that sends pages of lines as a stream.
 
-    The first page is read before the status is sent. So if the first page fails, the response has
-    an error status.
+    The function reads the first page before it sends the status. So if the first page fails, the
+    response has an error status.
 
     Args:
         pages: Lists of structs.
@@ -131,11 +131,11 @@ class RequestContext:
     Attributes:
         client: Client of the Redis that this server serves.
         state: State of this server.
-        principal: Sender of the request.
+        principal: User or program that sent the request.
         address: Network address of the sender.
         headers: Headers of the request. Their names are case-insensitive.
-        consumers: Consumers of this server, which receive messages for clients.
-        connection: Connection of the client, in a long operation.
+        consumers: Consumers with which this server receives messages for clients.
+        connection: Connection of the client. Only long operations have it.
     """
 
     client: AsyncClient
@@ -152,10 +152,10 @@ class RequestContext:
         return self.client.admin
 
     def require(self, role: Role, topic: str = "") -> None:
-        """Check that the principal has a role, and may use the topic.
+        """Check that the user or program has a role, and may use the topic.
 
         Raises:
-            ApiError: The principal lacks the role, or its token is for other topics.
+            ApiError: The user or program does not have the role, or its token is for other topics.
         """
         if not self.principal.role.includes(role):
             raise ApiError(
@@ -168,7 +168,7 @@ class RequestContext:
 
 
 def check_confirm(confirm: str | None, name: str, name_of: str = "topic") -> None:
-    """Check that a destructive request repeats the name of its topic, or of another object.
+    """Check that a destructive request repeats the name of the object that it changes.
 
     Raises:
         ApiError: The name is missing or differs.
@@ -184,16 +184,15 @@ class Operation:
     Attributes:
         method: HTTP method.
         path: Path below /api/v1, with parameters in braces.
-        tag: Subject. The OpenAPI document groups operations by subject.
-        role: Role that a principal needs.
+        tag: Subject of the operation. The OpenAPI document groups operations by subject.
+        role: Role that the user or program needs.
         status: HTTP status of a successful answer.
-        has_etag: Whether the operation supports ETags: with If-None-Match if it reads, or with
-            If-Match if it changes something.
-        errors: Kinds of errors of this operation, in addition to the kinds that all operations
-            have.
+        has_etag: Whether the operation supports ETags. A read uses If-None-Match, and a change uses
+            If-Match.
+        errors: Kinds of errors that this operation has in addition to the usual errors.
         handler: Function that handles requests.
-        types: Types of the handler's parameters "path", "query" and "body", and of its "return"
-            value.
+        types: Types of the handler's parameters "path", "query" and "body", and type of its
+            "return" value.
         has_lines: Whether the handler yields pages of NDJSON lines.
         is_long: Whether the client waits for messages. The handler is then an async generator,
             which `long_answers` describes.
@@ -223,7 +222,7 @@ class Operation:
 
     @property
     def all_errors(self) -> tuple[str, ...]:
-        """All kinds of errors that the operation can answer with."""
+        """All kinds of errors that the operation can return."""
         fields = getattr(self.types.get("body"), "__struct_fields__", ())
         of_reads = OF_READS if self.is_read or "dry_run" in fields else ()
         of_topics = OF_TOPICS if "{topic}" in self.path else ()
@@ -232,7 +231,7 @@ class Operation:
         return ALWAYS + of_reads + of_writes + of_topics + of_long + self.errors
 
     def reads_only(self, given: Mapping[str, Any]) -> bool:
-        """Return whether a call with these arguments changes nothing (a read or a dry run)."""
+        """Return whether a call with these arguments changes nothing, for example a dry run."""
         return self.is_read or getattr(given.get("body"), "dry_run", False) is True
 
 
@@ -250,13 +249,13 @@ class Table:
     def get(
         self, path: str, *errors: str, role: Role = Role.VIEWER, has_etag: bool = False
     ) -> Callable[[H], H]:
-        """Register a handler that reads."""
+        """Register a handler that reads something."""
         return self._register("GET", path, role, 200, errors, has_etag)
 
     def post(
         self, path: str, *errors: str, role: Role, status: int = 200, is_long: bool = False
     ) -> Callable[[H], H]:
-        """Register a handler that acts. Its requests have a body."""
+        """Register a handler that does something. Its requests have a body."""
         return self._register("POST", path, role, status, errors, is_long=is_long)
 
     def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:

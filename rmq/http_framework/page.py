@@ -1,7 +1,7 @@
-"""Pages of the console: how to register a page, the request that it gets, and its answers.
+"""Register pages of the console.
 
-A handler takes a `PageRequest` and returns a `View` to show or a `Redirect`.
-Register handlers that read with `Pages.get`, and handlers that act with `Pages.post`.
+A handler gets a `PageRequest`, and returns a `View` to show or a `Redirect`. Register a handler
+with `Pages.get` if it reads something, and with `Pages.post` if it does something.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class View:
     """The content of a page.
 
     Attributes:
-        template: File below templates/.
+        template: File in templates/.
         values: Variables of the template.
         title: Title of the window.
         status: HTTP status.
@@ -55,7 +55,7 @@ class Redirect:
 
     Attributes:
         url: Address of the page, from `PageRequest.url`.
-        notice: Message that the page shows once.
+        notice: Text that the page shows once.
         cookie: Value of Set-Cookie, or None.
     """
 
@@ -73,14 +73,14 @@ class PageRequest:
     """A request for a page.
 
     Attributes:
-        known_context: Client of Redis, state of the server, and principal. None if no user has
-            signed in.
-        readings: Cache of values read from Redis, shared by all viewers.
-        disclosure: Filter that removes what the principal may not see.
+        known_context: Client of Redis, state of the server, and user. None if no user has signed
+            in.
+        readings: Cache of values from Redis. All viewers share it.
+        disclosure: Filter that removes everything that the user may not see.
         path: Parameters in the path.
         query: Query string.
         form: Fields of the submitted form.
-        root: Path where the console is mounted, or an empty string if it is not mounted.
+        root: Path below which the console is mounted, or an empty string if it is not mounted.
         scope: ASGI scope of the request.
     """
 
@@ -95,13 +95,13 @@ class PageRequest:
 
     @property
     def context(self) -> RequestContext:
-        """Client of Redis, state of the server, and principal."""
+        """Client of Redis, state of the server, and user."""
         assert self.known_context is not None, "the page is for those who have signed in"
         return self.known_context
 
     @property
     def principal(self) -> Principal | None:
-        """The principal, or None if no user has signed in."""
+        """The user, or None if no user has signed in."""
         return self.known_context.principal if self.known_context else None
 
     @property
@@ -117,24 +117,24 @@ class PageRequest:
         return path + ("?" + urlencode(given) if given else "")
 
     def word(self, name: str, words: Mapping[str, Any] | tuple[str, ...], default: str) -> str:
-        """Return a query parameter, or the default if its value is not in `words`."""
+        """Return a query parameter. If its value is not in `words`, return the default."""
         found = self.query.get(name, default)
         return found if found in words else default
 
     def number(self, name: str, low: int, high: int, default: int) -> int:
         """Return a query parameter as a number.
 
-        A number outside of the range from `low` to `high` is replaced by the nearest bound.
+        If the number is too small or too large, return `low` or `high`.
         """
         found = whole_number(self.query.get(name, ""))
         return default if found is None else min(high, max(low, found))
 
     def may(self, role: str) -> bool:
-        """Return whether the principal has a role."""
+        """Return whether the user has a role."""
         return self.principal is not None and self.principal.role.includes(Role(role))
 
     def shown(self, answer: T) -> T:
-        """Remove in place the parts of messages that the user may not see."""
+        """Remove the parts of messages that the user may not see. This changes the messages."""
         shown: T = self.disclosure.shown(self.context.principal, answer)
         return shown
 
@@ -142,7 +142,7 @@ class PageRequest:
         """Check that the user has typed the name of the object to change.
 
         Raises:
-            ApiError: The typed name differs.
+            ApiError: The user has typed another name.
         """
         if self.form.get("confirm", "") != name:
             raise ApiError("invalid", f"type {name} to confirm", "confirm")
@@ -155,7 +155,7 @@ def whole_number(text: str) -> int | None:
 
 
 def duration(text: str, name: str) -> float:
-    """Parse a duration that a person typed, in seconds.
+    """Parse a duration that a person typed. Return the number of seconds.
 
     Raises:
         InvalidValue: The text is not a duration. The error names the field.
@@ -173,7 +173,7 @@ class Page:
     Attributes:
         method: GET or POST.
         path: Path below /console, with parameters in braces.
-        role: Role that the user needs, or None if the page is shown without signing in.
+        role: Role that the user needs, or None if the user need not sign in.
         handler: Function that handles requests.
     """
 
@@ -194,7 +194,7 @@ class Pages:
         return self._register("GET", path, role)
 
     def post(self, path: str, role: Role | None = Role.OPERATOR) -> Callable[[Handler], Handler]:
-        """Register a handler that acts."""
+        """Register a handler that does something."""
         return self._register("POST", path, role)
 
     def _register(self, method: str, path: str, role: Role | None) -> Callable[[Handler], Handler]:

@@ -1,4 +1,4 @@
-"""The principal of a request: the person or program that sent it, and its rights."""
+"""The principal of a request: the user or program that sent it, and its rights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ Kind = Literal["local", "token", "session", "proxy", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A person or a program that sends requests.
+    """A user or a program that sends requests.
 
     Attributes:
-        name: Name of the token or of the proxy's user, for people to read.
+        name: Name of the token, or name of the user from the proxy.
         role: Role that decides which operations are allowed.
-        sees_bodies: Whether the principal sees tracebacks and bodies of messages. Always true for
-            operators and admins.
-        kind: How the principal was recognised: "local" (no sign-in is required), "token" (in a
-            header), "session" (a signed-in browser), "proxy" (the reverse proxy authenticated the
-            user), or "host" (the application that mounts the console authenticated the user).
+        sees_bodies: Whether the user or program may see tracebacks and bodies of messages. Always
+            true for operators and admins.
+        kind: How the server has identified the user or program: "local" (no sign-in is required),
+            "token" (in a header), "session" (a signed-in browser), "proxy" (the reverse proxy
+            authenticated the user), or "host" (the application that mounts the console
+            authenticated the user).
         session: Digest of the session, or None.
-        token: Name of the token that was sent or used to sign in, or None.
-        topics: Names or patterns of the topics of a producer or a consumer. Empty means no topic.
+        token: Name of the token in the request or of the sign-in, or None.
+        topics: Names or patterns of topics that a producer or a consumer may use. If it is empty,
+            the producer or consumer may use no topic.
     """
 
     name: str
@@ -40,12 +42,12 @@ class Principal:
     topics: tuple[str, ...] = ()
 
     def may_use(self, topic: str) -> bool:
-        """Return whether the principal may use the topic."""
+        """Return whether the user or program may use the topic."""
         return not self.role.is_of_topics or matches(topic, self.topics)
 
     @property
     def is_ambient(self) -> bool:
-        """Whether browsers add the credentials to every request.
+        """Whether browsers add the credentials to every request by themselves.
 
         If so, a page of another site could send a request with these credentials.
         """
@@ -57,16 +59,16 @@ STATIC = Principal("static", Role.ADMIN, True, "token")  # for server.token
 
 
 def principal_of(scope: MutableMapping[str, Any]) -> Principal:
-    """Return the principal of a request that the guard has accepted. Probes have no principal."""
+    """Return the user or program that sent an accepted request. Health probes have none."""
     found: Principal = scope[KEY]
     return found
 
 
 def can_be_name(name: str) -> bool:
-    """Return whether a user name from a proxy or a host application is safe to show and record."""
+    """Return whether a user name from a proxy or another application is safe to show and log."""
     return bool(name) and len(name) <= NAME_MAX and name.isprintable()
 
 
 def sees_bodies(principal: Principal) -> bool:
-    """Return whether a principal may see bodies and tracebacks."""
+    """Return whether a user or program may see bodies and tracebacks."""
     return principal.sees_bodies or principal.role.includes(Role.OPERATOR)

@@ -1,4 +1,4 @@
-"""Convert errors to application/problem+json (RFC 9457)."""
+"""Convert errors to responses with application/problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIELD = re.compile(r"([a-z][a-z_]*)(?:\.[a-z_]+)?: ")
 class Kind(NamedTuple):
     """A kind of error.
 
-    If `is_passing` is true, the cause is temporary: the same request may succeed later.
+    If `is_passing` is true, the cause is temporary, and the same request may succeed later.
     """
 
     status: int
@@ -66,20 +66,18 @@ BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
 
 class Problem(msgspec.Struct, kw_only=True, frozen=True):
-    """An error, as the API answers it.
+    """An error as the API returns it.
 
     Attributes:
         type: Identifier of the kind of error.
         title: Short description of the kind of error.
         status: HTTP status of the answer.
         detail: Description of this error.
-        field: Part of the request that is wrong, or null if the part is unknown or the request is
-            valid.
-        position: Position of the mistake in a filter, in characters from its beginning, or null for
-            other errors.
+        field: Part of the request that is wrong, or null if no part is wrong or the part is
+            unknown.
+        position: Number of characters before the mistake in a filter, or null for other errors.
         request_id: Identifier of this request in the server's log.
-        docs: Address of the documentation of the exception, or null for an exception that is not
-            RMQ's own.
+        docs: Address of the documentation of the error, or null if RMQ does not define the error.
     """
 
     type: str
@@ -93,7 +91,7 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ApiError(Exception):
-    """An error that becomes an answer of the API."""
+    """An error that the API returns to the client."""
 
     def __init__(
         self,
@@ -130,12 +128,12 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
 
 
 def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
-    """Convert an exception to an API error, without a traceback and without an address of Redis.
+    """Convert an exception to an API error. Remove tracebacks and addresses of Redis.
 
     Args:
         error: The exception.
         request_id: Identifier of the request in the log.
-        is_read: Whether the request only reads. It then cannot have changed anything.
+        is_read: Whether the request only reads, so that it cannot have changed anything.
     """
     found = _of_exception(error, request_id, is_read)
     if isinstance(error, errors.RMQError):
@@ -209,6 +207,5 @@ _BY_EXCEPTION: dict[type, str] = {
 
 
 def _field_of_path(text: str) -> str | None:
-    """Extract the field from a message of msgspec: "... - at `$.body.delay`"."""
     found = re.search(r"`\$\.([A-Za-z_.]+)", text) or re.search(r"field `([a-z_]+)`", text)
     return found[1] if found else None

@@ -1,7 +1,7 @@
-"""Cache values that were read from Redis (readings), so that all viewers share them.
+"""Cache values from Redis, so that all viewers share them.
 
-So ten open windows cost as much as one window. Rates are computed from the counters of topics,
-which are read only while a page shows them.
+With this cache, ten open windows cost as much as one window. RMQ computes rates from the counters
+of topics. It reads the counters only while a page shows them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTERS = ("accepted", "settled")
 
 
 class Meter:
-    """Computes rates from counters. The readings of a counter are kept for half a minute.
+    """Computes rates from counters. It keeps the values of the last half minute.
 
     Args:
         clock: Function that returns seconds. Tests replace it.
@@ -48,7 +48,7 @@ class Meter:
             del self._readings[next(iter(self._readings))]
 
     def rate(self, topic: str, name: str) -> float | None:
-        """Return the current rate of an event, per second, or None if it is not known yet."""
+        """Return how often an event happens per second now, or None if this is not known yet."""
         readings = self._readings.get(topic)
         if not readings or self._clock() - readings[-1][0] > WINDOW_S:
             return None
@@ -75,7 +75,7 @@ class _Kept:
     keep_s: float = 0.0
 
     def is_usable(self, now: float, keep_s: float) -> bool:
-        """Return whether the reading is running, or its result is recent enough."""
+        """Return whether the read is running, or its result is recent enough."""
         if not self.task.done():
             return True
         failed = self.task.cancelled() or self.task.exception() is not None
@@ -84,16 +84,15 @@ class _Kept:
 
 @dataclass(slots=True)
 class LongReading:
-    """A reading of values from Redis that may take longer than one request may last.
+    """A read from Redis that may take longer than a request may take.
 
     Attributes:
-        done: Number of items read.
-        all: Number of items to read, or 0 until it is known.
-        ended: Time at which the reading ended, by the clock of `Readings`, or None while it is
-            running.
-        found: Result of the reading.
-        error: Reason for the failure, or an empty string if the reading did not fail.
-        kept: The task of this reading, and how long its result is kept.
+        done: Number of items that were read.
+        all: Number of items to read, or 0 if the number is not known yet.
+        ended: Time at which the read ended, or None while it is running.
+        found: Result of the read.
+        error: Reason why the read failed, or an empty string.
+        kept: The task of this read, and how long its result is kept.
     """
 
     done: int = 0
@@ -104,16 +103,16 @@ class LongReading:
     kept: _Kept = field(init=False, repr=False)
 
     async def wait(self, wait_s: float) -> None:
-        """Wait for the end of the reading, at most `wait_s` seconds."""
+        """Wait until the read has ended. Wait at most `wait_s` seconds."""
         await asyncio.wait((self.kept.task,), timeout=wait_s)
 
     def progress(self, done: int, all: int) -> None:
-        """Record the progress of the reading."""
+        """Record how many items were read, and how many there are."""
         self.done, self.all = done, all
 
 
 class Readings:
-    """Caches readings for a short time.
+    """Keeps values from Redis for a short time.
 
     Attributes:
         meter: Rates of topics, from the counts that were read.
@@ -126,21 +125,21 @@ class Readings:
         self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
-        """Return a reading that is running or finished, or None. Start no new reading."""
+        """Return a read that is running or has ended, or None. Do not start a read."""
         return self._long.get(key)
 
     def start(
         self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
     ) -> LongReading:
-        """Return a running or recent reading, or start a new one. Do not wait for the result.
+        """Return a running or recent read, or start a new read. Do not wait for the result.
 
         Args:
-            key: Name of the reading.
+            key: Name of the read.
             read: Function that reads and reports its progress.
-            keep_s: Minimum time for which the result is kept, in seconds.
+            keep_s: Minimum number of seconds for which the result is kept.
 
         Raises:
-            ApiError: Too many long readings are running.
+            ApiError: Too many long reads are running.
         """
         known = self._long.get(key)
         if known is not None and known.kept.is_usable(time.monotonic(), keep_s):
@@ -167,7 +166,7 @@ class Readings:
         return reading
 
     async def close(self) -> None:
-        """Cancel running readings, before the client of Redis is closed."""
+        """Cancel running reads. Call this before you close the client of Redis."""
         every = [*self._kept.values(), *(reading.kept for reading in self._long.values())]
         running = [kept.task for kept in every if kept.task.cancel()]
         if running:
@@ -176,12 +175,12 @@ class Readings:
     async def get(self, key: str, read: Callable[[], Awaitable[T]], keep_s: float = 1.0) -> T:
         """Return a recent result, or read now.
 
-        Concurrent callers with the same key share one reading.
+        If several callers use the same key at the same time, they share one read.
 
         Args:
-            key: Name of the reading.
+            key: Name of the read.
             read: Function that reads.
-            keep_s: Minimum time for which the result is kept, in seconds.
+            keep_s: Minimum number of seconds for which the result is kept.
         """
         kept = self._kept.get(key)
         if kept is None or not kept.is_usable(time.monotonic(), keep_s):
@@ -193,9 +192,9 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Delete outdated readings if the number of readings has doubled since the last call.
+        """Delete old results if the number of results has doubled since the last call.
 
-        If too many readings remain, delete the oldest.
+        If too many results remain, delete the oldest.
         """
         if len(self._kept) < self._tidied_at:
             return
@@ -209,7 +208,7 @@ class Readings:
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:
-        """Start the reading in a separate task, because its first caller may be cancelled."""
+        """Start the read in its own task, because the first caller may be cancelled."""
 
         async def timed() -> Any:
             try:

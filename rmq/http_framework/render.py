@@ -1,4 +1,4 @@
-"""Render templates, and format the values in templates: numbers, times, durations, bodies.
+"""Render templates, and format numbers, times, durations and bodies.
 
 Jinja escapes everything. Neither this module nor a template marks text as safe.
 """
@@ -81,29 +81,29 @@ def rate(value: float | None) -> str:
 
 
 def span(ms: float | None) -> str:
-    """Format a duration with at most two units."""
+    """Format a duration with one or two units."""
     return NOTHING if ms is None else validation.span(ms, " ", "min")
 
 
 def iso(value: datetime | None) -> str:
-    """Format a time for programs: ISO 8601, UTC, with milliseconds."""
+    """Format a time for programs, in ISO 8601 with UTC and milliseconds."""
     if value is None:
         return ""
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def stamp(value: datetime | None) -> str:
-    """Format a time for people: UTC, to the second."""
+    """Format a time for people, in UTC, without fractions of a second."""
     return NOTHING if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def seen(text: object) -> str:
-    """Replace invisible and direction-changing characters with their codes."""
+    """Replace invisible characters, and characters that change the direction of text, by codes."""
     return _UNSEEN.sub(lambda match: f"\\u{{{ord(match[0]):x}}}", str(text))
 
 
 def body(shown: Body, how: str = "") -> str:
-    """Format a body for its viewer.
+    """Format a body for a person.
 
     Args:
         shown: The body.
@@ -132,8 +132,8 @@ def preview(shown: Body) -> str:
 def indented(text: str) -> str:
     """Indent JSON without changing a value.
 
-    Numbers are not converted to float. If deep nesting would make the text longer than
-    INDENTED_MAX, the text is returned unchanged.
+    The function does not convert numbers to float. If the indented text would be longer than
+    INDENTED_MAX, because of deep nesting, the function returns the text unchanged.
     """
     marks = _STRING.sub("", text)
     depths = itertools.accumulate((mark in "{[") - (mark in "]}") for mark in marks)
@@ -149,7 +149,7 @@ def indented(text: str) -> str:
 
 
 def hex_dump(content: bytes) -> str:
-    """Format the first bytes, 16 on each line: offset, hex and ASCII."""
+    """Show the first bytes as offset, hex and ASCII. Each line has 16 bytes."""
     lines = []
     for start in range(0, min(len(content), HEX_BYTES), 16):
         row = content[start : start + 16]

@@ -1,7 +1,7 @@
-"""Define structs for the parts of requests, the base class of answers, and `show`.
+"""Define structs for the parts of requests, and the base class of answers.
 
-The structs check only the limits that the library does not check. For example, the library checks
-the settings of a topic. The size of a body, and the time for reading it, are limited.
+The structs check only limits that the library does not check. For example, the library checks the
+settings of a topic. This module also limits the size of a body, and the time for reading it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired"
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a request. Unknown fields are refused."""
+    """A part of a request. The server refuses unknown fields."""
 
 
 # --- paths ---------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class MessagesQuery(Request):
 
 
 class DeadQuery(Request):
-    """Selects dead letters to list. An example of a filter: reason=failed and age>1h."""
+    """Selects dead letters to list. An example of a filter is: reason=failed and age>1h."""
 
     filter: FilterText | None = None
     slot: Slot | None = None
@@ -103,11 +103,11 @@ class LeasesQuery(Request):
 
 
 class Nothing(Request):
-    """A request without fields. Send {}."""
+    """A request without fields. Send an empty object: {}."""
 
 
 class LetterConditions(Request):
-    """Conditions for dead letters, also for those in the trash.
+    """Conditions for dead letters, and for dead letters in the trash.
 
     A dead letter must meet all conditions.
 
@@ -122,7 +122,7 @@ class LetterConditions(Request):
     filter: FilterText | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return the conditions that were sent, as keyword arguments of `Admin`."""
+        """Return the conditions in the request as keyword arguments for methods of `Admin`."""
         values = {name: getattr(self, name, None) for name in _CONDITIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -131,7 +131,7 @@ class DeadLetterConditions(LetterConditions):
     """Conditions for dead letters. A dead letter must meet all conditions.
 
     Attributes:
-        older_than: Minimum time since the message died, in seconds.
+        older_than: Minimum number of seconds since the message became a dead letter.
         filter: A filter, for example: error contains "timeout" and age>1h and body.order>100.
     """
 
@@ -142,7 +142,7 @@ _CONDITIONS = DeadLetterConditions.__struct_fields__
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """The base class of the bodies of answers."""
+    """Base class of the bodies of answers."""
 
 
 A = TypeVar("A", bound=Answer)
@@ -151,18 +151,17 @@ A = TypeVar("A", bound=Answer)
 def show(value: object, kind: type[A], /, **given: Any) -> A:
     """Convert a value of the library to an answer.
 
-    Each field of the answer gets its value from the attribute with the same name.
-
-    Ids become text, timedeltas become seconds, and mappings become dicts. If the type of a field is
-    an answer, or a list of answers, its value is converted in the same way.
+    Each field of the answer gets the attribute with the same name. Ids become text, timedeltas
+    become seconds, and mappings become dicts. If a field is an answer or a list of answers, the
+    function converts its value in the same way.
 
     Args:
         value: NamedTuple, dataclass or other object with attributes.
         kind: Type of the answer.
-        given: Values of further fields, or values to use instead of attributes.
+        given: Values of fields that are not attributes, or that replace attributes.
 
     Raises:
-        TypeError: A field is neither given nor an attribute of the value.
+        TypeError: A field is neither in `given` nor an attribute of the value.
     """
     for name, convert in _conversions(kind).items():
         if name not in given:
@@ -175,7 +174,6 @@ def show(value: object, kind: type[A], /, **given: Any) -> A:
 
 @cache
 def _conversions(kind: type[Answer]) -> dict[str, Callable[[Any], Any]]:
-    """Return, for each field, the function that converts the attribute."""
     return {name: _conversion(hint) for name, hint in get_type_hints(kind).items()}
 
 
@@ -203,7 +201,7 @@ def _plain(value: Any) -> Any:
 
 
 def etag_of(answer: bytes) -> str:
-    """Compute the ETag of the bytes of an answer."""
+    """Return the ETag of an answer."""
     return f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
 
 
@@ -214,7 +212,7 @@ class Count(Answer):
 
 
 class Done(Answer):
-    """Whether the request changed something."""
+    """Says whether the request changed something."""
 
     done: bool
 
@@ -225,8 +223,8 @@ async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -
     Args:
         request: The request.
         kind: Required media type.
-        most: Maximum size in bytes.
-        wait_s: Maximum time for the whole body, in seconds.
+        most: Maximum number of bytes.
+        wait_s: Maximum number of seconds for the whole body.
 
     Raises:
         ApiError: The media type is wrong, the body is too large, or it does not arrive in time.
@@ -259,7 +257,7 @@ FIELDS_MAX = 1_200  # a page has up to 500 rows, each with a check box
 
 
 async def read_form(request: StarletteRequest) -> dict[str, str]:
-    """Read the fields of a form. Several values of one field are joined with line breaks.
+    """Read the fields of a form. If a field has several values, join them with line breaks.
 
     Raises:
         ApiError: The body is not a form, is too large, or does not arrive in time.

@@ -1,13 +1,14 @@
 """Find the path of a request below the root path, and compute CSRF tokens of forms.
 
-The root path is the path where an application is mounted, or where a reverse proxy serves it.
+The root path is the path below which an application is mounted, or below which a reverse proxy
+serves the application.
 
-CSRF: each form of the console contains a token that other sites cannot know. A browser adds its
-cookie to every request, and a local server needs no cookie. Therefore, without the token, a page of
-another site could make the browser send a form to RMQ. The guard also checks the headers in which a
-browser names the origin of a request (Sec-Fetch-Site, Origin). The token protects browsers that
-send neither header. It is computed from a secret of the server, and from the session or the
-principal.
+Each form of the console has a CSRF token that other sites cannot know. A browser adds its cookie to
+every request, and a local server needs no cookie. So without the token, a page of another site
+could make the browser send a form to RMQ. The guard also checks the headers in which a browser
+names the origin of a request (Sec-Fetch-Site, Origin). The token protects browsers that send
+neither header. RMQ computes the token from a secret of the server, and from the session or the
+user.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def root_of(scope: MutableMapping[str, Any]) -> str:
 def path_of(scope: MutableMapping[str, Any]) -> str:
     """Return the path of a request below the root path.
 
-    By the ASGI specification, `path` includes the root path, but some servers omit it.
+    In the ASGI specification, `path` includes the root path. Some servers omit the root path.
     """
     path: str = scope["path"]
     root = root_of(scope)
@@ -47,12 +48,12 @@ def path_of(scope: MutableMapping[str, Any]) -> str:
 class RootPath:
     """Sets the root path of requests, for an application behind a reverse proxy.
 
-    The paths of requests may begin with the root path or not: some proxies remove the root path,
-    and local probes omit it.
+    The path of a request may begin with the root path or not. Some proxies remove the root path,
+    and local probes do not use it.
 
     Args:
         app: The application.
-        root: Root path, for example "/tools/rmq", or an empty string if there is none.
+        root: Root path, for example "/tools/rmq", or an empty string if there is no root path.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -77,12 +78,15 @@ def csrf_token(scope: MutableMapping[str, Any]) -> str:
 
 
 def csrf_matches(scope: MutableMapping[str, Any], text: str) -> bool:
-    """Return whether `text`, from a submitted form, is the CSRF token."""
+    """Return whether the text from a form is the CSRF token."""
     return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
 
 
 def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
-    """Compute the CSRF token of a principal, or of a browser that has not signed in (None)."""
+    """Compute the CSRF token of a user or program.
+
+    With None, compute the token of a browser that has not signed in.
+    """
     bound = "\0"
     if principal is not None:
         bound = "\0".join((principal.kind, principal.name, principal.session or ""))

@@ -1,4 +1,4 @@
-"""The interface of the server's services, and the thread that runs a service repeatedly."""
+"""The interface of the server's services, and the thread that runs a service again and again."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ SPREAD = 0.1  # random part of the time between two runs, so that services do no
 
 
 class Service(Protocol):
-    """Work that a server does repeatedly.
+    """Work that a server does again and again.
 
-    Two servers may do this work at the same time without harm.
+    Two servers can safely do this work at the same time.
     """
 
     @property
     def name(self) -> str:
-        """Name of the service in logs and metrics, a single word."""
+        """Name of the service in logs and metrics. The name is a single word."""
 
     @property
     def every_s(self) -> float:
-        """Seconds between two runs."""
+        """Number of seconds between two runs."""
 
     @property
     def needs_leadership(self) -> bool:
-        """Whether only the leading server runs the service."""
+        """Whether only one of several servers, the leader, runs the service."""
 
     def run_once(self) -> int:
-        """Do the pending work.
+        """Do the work that is pending now.
 
-        Return the amount of finished work, for example a number of messages.
+        Return how much work was done, for example the number of messages.
 
         Raises:
-            RMQError: The run failed. The service runs again after RETRY_S.
+            RMQError: The run failed. The service runs again after RETRY_S seconds.
         """
 
 
@@ -56,8 +56,9 @@ class ServiceStatus:
         runs: Number of successful runs.
         done: Sum of the results of `run_once`.
         failures: Number of failed runs.
-        error: Error of the last run, or empty if the run succeeded.
-        idle_s: Seconds since the last successful run, or None if no run has succeeded yet.
+        error: Error of the last run, or an empty string if the run succeeded.
+        idle_s: Number of seconds since the last successful run, or None if no run has succeeded
+            yet.
         is_alive: Whether the thread of the service is running.
     """
 
@@ -72,15 +73,16 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of a server. A mounted `ConsoleApp` runs no services and never leads.
+    """The state of a server. A mounted `ConsoleApp` runs no services and is never the leader.
 
     Attributes:
         server: Id of the server.
-        leads: Function that returns whether the server leads.
-        services: Function that returns the status of its services.
-        missing: Function that returns, by topic, how many messages the last audit found missing.
-        examined: Function that returns the time and the findings of the last examination by this
-            server, or None if it is too old.
+        leads: Function that returns whether the server is the leader.
+        services: Function that returns the status of the server's services.
+        missing: Function that returns the number of missing messages in the last audit, for each
+            topic.
+        examined: Function that returns the time and the findings of the server's last check by the
+            doctor, or None if it is too old.
     """
 
     server: str = ""
@@ -95,7 +97,7 @@ class ServiceThread:
 
     Args:
         service: The service.
-        leads: Function that returns whether this server leads.
+        leads: Function that returns whether this server is the leader.
     """
 
     def __init__(self, service: Service, leads: Callable[[], bool]) -> None:
@@ -118,7 +120,7 @@ class ServiceThread:
         self._wake.set()
 
     def join(self, wait_s: float) -> bool:
-        """Wait for the end of the thread. Return whether it has ended."""
+        """Wait until the thread has ended. Return whether it has ended."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
@@ -138,7 +140,7 @@ class ServiceThread:
             self._wake.clear()
 
     def _run_once(self) -> float:
-        """Run the service if this server may run it. Return the seconds until the next run."""
+        """Run the service if this server may run it. Return how many seconds to wait."""
         if self.service.needs_leadership and not self._leads():
             return RETRY_S
         try:

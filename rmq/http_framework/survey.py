@@ -1,4 +1,4 @@
-"""The survey: reads the counts of all slots once for all services and pages of a server."""
+"""The survey reads the counts of all slots once for all services and pages of a server."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TopicCounts:
     Attributes:
         context: Context of the topic.
         slots: Counts of each slot, with the names of `Admin.stats`.
-        lateness: Histogram of how late messages were received since the topic was created.
-        at: Time of the reading, by the monotonic clock.
+        lateness: Histogram that shows how late messages were received, since the topic was created.
+        at: Monotonic time at which the counts were read.
     """
 
     context: TopicContext
@@ -48,7 +48,7 @@ class TopicCounts:
 
     @property
     def figures(self) -> Figures:
-        """The counts as `Figures`. A sample of the history has this form."""
+        """The counts as `Figures`, which is the form of a sample in the history."""
         return history.figures_of(self.total, self.lateness)
 
 
@@ -56,11 +56,11 @@ class Survey:
     """The service that reads the counts of all slots of all topics.
 
     Attributes:
-        prefix: First part of every key.
-        topics: Latest counts by topic name. Each reading of all topics replaces the whole dict.
-        resizing: Names of topics with an unfinished resize. Their counts may be missing in `topics`
-            while some slots have not been created yet.
-        passes: Number of times that all topics were read.
+        prefix: Prefix of all keys in Redis.
+        topics: Latest counts by topic name. Each run replaces the whole dict.
+        resizing: Names of topics with an unfinished resize. Their counts may be missing in
+            `topics`.
+        passes: Number of runs that have read all topics.
     """
 
     name = "survey"
@@ -83,7 +83,7 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two readings of all topics. The number grows with the number of slots."""
+        """Number of seconds between two runs. With more slots, there are fewer runs."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
@@ -115,7 +115,7 @@ class Survey:
         return len(topics)
 
     def _list(self, is_whole: bool) -> list[str]:
-        """Return the names of all topics. Add missing topics to the list of topics in Redis.
+        """Return the names of all topics. Add topics that are missing in Redis' list of topics.
 
         Args:
             is_whole: Whether to scan all keys of Redis for topics that are not in the list.
@@ -142,16 +142,15 @@ class Survey:
     def before(self, name: str, window_ms: int) -> Figures | None:
         """Return the counts that a topic had `window_ms` milliseconds ago, or None.
 
-        Only readings of the last five minutes are available.
+        Only counts of the last five minutes are available.
         """
         _, kept = self._looks.get(name, (b"", ()))
         return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
 
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
-        """Keep the counts of topics for five minutes.
+        """Store the counts of topics for five minutes.
 
-        With more topics, readings are less frequent, so the number of stored counts stays about the
-        same.
+        With more topics, there are fewer runs, so the number of stored counts stays about the same.
         """
         looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         for name, counts in topics.items():
@@ -164,7 +163,7 @@ class Survey:
         self._looks = looks
 
     def _report_denied(self, denied: dict[str, errors.AccessDenied]) -> None:
-        """Log which topics the server's Redis user may not read, if the list has changed."""
+        """Log which topics the server's Redis user may not read. Log only a change of this list."""
         if denied and frozenset(denied) != self._denied:
             first = next(iter(denied))
             log.warning(
@@ -181,13 +180,16 @@ class Survey:
 
 
 def _is_resizing(context: TopicContext) -> bool:
-    """Return whether the topic has an unfinished resize, or False if its settings are unknown."""
+    """Return whether a topic has an unfinished resize.
+
+    If its settings are unknown, return False.
+    """
     layout = context.settings.layout if context.is_open else None
     return layout is not None and layout.resizing is not None
 
 
 class SurveyedService:
-    """Base class of services that work on the topics that the server's survey has found."""
+    """Base class of services that work on all topics of the server."""
 
     needs_leadership = True
 
@@ -209,12 +211,12 @@ class TopicProblems:
         """Log an error of the `with` block instead of raising the error.
 
         Args:
-            topic: Topic that the block works on.
-            what: Purpose of the `with` block, for the log.
+            topic: Topic of the work in the `with` block.
+            what: Description of this work, for the log.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached.
-            AccessDenied: The Redis user of the server lacks a right.
+            AccessDenied: The Redis user of the server does not have a right.
         """
         try:
             yield

@@ -1,1 +1,1 @@
-"""Adapters that let programs of other frameworks run on RMQ. They use RMQ's public names only."""
+"""Adapters for programs of other frameworks. They use only RMQ's public names."""

@@ -1,21 +1,21 @@
 """The server: one process that maintains all topics and serves the HTTP API and the console.
 
 Consumers roll back expired leases and drop old dead letters, but only in the topics that they use.
-The server does this for all topics. Several servers may run, and one of them is the leader. Every
-service is safe even if two servers run it at the same time.
+The server does this for all topics. You can run several servers. One of them is the leader. Two
+servers can safely run the same service at the same time.
 
 server          Server: the parts of the process, from start to stop
-config          settings, from flags, the environment and a file; the origin of each setting
-leadership      election of the server that leads
+config          settings, from flags, the environment and a file
+leadership      chooses the server that is the leader
 listener        thread that serves HTTP
 protocol        limits of time, size and number for connections
 application     ASGI applications: the server's, and ConsoleApp for other applications to mount
-guard           checks of each request: host, principal, rate, site of origin
+guard           checks the host, the user, the rate and the origin of each request
 rates           token buckets
-authentication  finds the principal (user or program) of a request
+authentication  finds the user or program that sent a request
 sessions        signed-in browsers
-disclosure      removes from answers what a principal may not see
-api             operations of Admin over HTTP, and their lines in the audit trail
+disclosure      removes from answers everything that a user or program may not see
+api             operations of Admin over HTTP, and their records in the audit trail
 console         routes of the pages
 pages           table of pages, health, signing in
 leases          page of messages in flight

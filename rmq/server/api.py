@@ -1,4 +1,4 @@
-"""The HTTP API: operations as Starlette routes, and their records in the audit trail."""
+"""The HTTP API: the routes of all operations, and their records in the audit trail."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ LEFT_OUT = frozenset(
 
 @dataclass(slots=True)
 class Act:
-    """The outcome of an operation in the audit trail.
+    """How an operation ended, for the audit trail.
 
-    The outcome is "done", a kind of error, or a word that the handler chose.
+    The value is "done", a kind of error, or a word from the handler.
     """
 
     result: str = "done"
@@ -85,10 +85,10 @@ class Act:
 async def recorded(
     context: RequestContext, operation: str, topic: str, arguments: Mapping[str, Any]
 ) -> AsyncIterator[Act]:
-    """Record the operation in the `with` block in the audit trail, even if it fails.
+    """Record the operation of the `with` block in the audit trail, even if it fails.
 
-    If Redis does not store the record, the record is logged and no error is raised, because the
-    operation is already done and the client must learn this.
+    If Redis does not store the record, the function logs the record and raises no error. The
+    operation is already done, and the client must learn this.
 
     Args:
         context: Context of the request.
@@ -114,7 +114,7 @@ async def recorded(
 async def _with_former(
     context: RequestContext, topic: str, arguments: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the changed settings, each with its former value."""
+    """Return the settings that change, each with its old and new value."""
     try:
         former = (await context.admin.settings(topic)).shown()
     except RMQError:
@@ -129,7 +129,7 @@ async def _with_former(
 def detail_of(arguments: Mapping[str, Any]) -> str:
     """Format arguments for the audit trail.
 
-    Bodies, headers and the names in LEFT_OUT are omitted.
+    The function omits bodies, headers, and the names in LEFT_OUT.
     """
     parts = []
     for name, value in arguments.items():
@@ -147,7 +147,7 @@ TABLE = Table("server")
 
 
 class About(Answer):
-    """Information about the server that sends this answer, and about its Redis."""
+    """Information about the server that sent this answer, and about its Redis."""
 
     version: str
     server: str
@@ -165,14 +165,14 @@ async def get_info(context: RequestContext) -> About:
 
 
 class ServiceList(Answer):
-    """The services of the server that answers."""
+    """The services of the server that sent the answer."""
 
     services: list[ServiceStatus]
 
 
 @TABLE.get("/services")
 async def list_services(context: RequestContext) -> ServiceList:
-    """List the services of the server that answers."""
+    """List the services of the server that sends the answer."""
     return ServiceList(services=list(context.state.services()))
 
 
@@ -200,7 +200,8 @@ class Api:
     Args:
         make_client: Function that creates the client of Redis, inside the event loop.
         state: State of this server.
-        disclosure: Filter that removes from answers what the user or program may not see.
+        disclosure: Filter that removes from answers everything that the user or program may not
+            see.
         operations: Operations to serve. Default: the operations in TABLES.
         polls: Maximum number of long polls and streams of a token.
     """
@@ -227,7 +228,7 @@ class Api:
         self._consumers: HttpConsumers | None = None
 
     def routes(self) -> list[Route]:
-        """Return one route per path."""
+        """Return the routes. There is one route for each path."""
         by_path: dict[str, dict[str, Operation]] = {}
         for each in self._operations:
             by_path.setdefault(each.path, {})[each.method] = each
@@ -260,7 +261,10 @@ class Api:
         return self._client
 
     def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
-        """Return the context of a request. The guard must have accepted the request."""
+        """Return the context of a request.
+
+        Call this only after the guard has accepted the request.
+        """
         assert self._consumers is not None
         return RequestContext(
             self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope),
@@ -268,16 +272,16 @@ class Api:
         )  # fmt: skip
 
     def admit(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that limits the concurrent requests of a user or program."""
+        """Return a context manager that limits how many requests of a user run at the same time."""
         return self._simultaneous.of(f"{context.principal.name} {context.address}")
 
     async def require(
         self, context: RequestContext, role: Role, operation: str, topic: str
     ) -> None:
-        """Check that the principal has the role of an operation, and record a refusal.
+        """Check that the user or program has the role for an operation. Record a refusal.
 
         Raises:
-            ApiError: The principal lacks the role, or its token is for other topics.
+            ApiError: The user or program does not have the role, or its token is for other topics.
         """
         try:
             context.require(role, topic)
@@ -290,7 +294,10 @@ class Api:
     def _recorded(
         self, operation: Operation, context: RequestContext, given: dict[str, Any]
     ) -> AbstractAsyncContextManager[Any]:
-        """Return a context manager that records an operation that changes or exports something."""
+        """Return a context manager that records an operation in the audit trail.
+
+        It records only operations that change or export something.
+        """
         if operation.name in NOT_RECORDED or (operation.is_read and not operation.has_lines):
             return nullcontext()
         arguments = {
@@ -361,7 +368,10 @@ class Api:
     async def _answer_long(
         self, operation: Operation, request: Request, request_id: str
     ) -> Response:
-        """Return the answer of a long poll or a stream, which waits when it is written."""
+        """Return the answer of a long poll or a stream.
+
+        It waits for messages while it is written.
+        """
         connection = connection_of(request.scope)
         if connection is None:
             raise ApiError("not-found", "only rmq server delivers messages, not a mounted console")
@@ -405,7 +415,6 @@ class Api:
 
 
 def _allow_wait(limit: asyncio.Timeout, wait_s: float) -> None:
-    """Extend the time limit of a request by the wait that its client requested."""
     until = limit.when()
     if wait_s and until is not None:
         limit.reschedule(until + wait_s)

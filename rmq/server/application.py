@@ -1,11 +1,12 @@
-"""ASGI applications: the application of `rmq server`, and `ConsoleApp` for other applications.
+"""The ASGI applications: one for `rmq server`, and `ConsoleApp` for other applications.
 
-A host application mounts `ConsoleApp` below a path and authenticates users. Only `rmq server` runs
+Another application mounts `ConsoleApp` below a path and authenticates users. Only `rmq server` runs
 services.
 
-Starlette runs the lifespan only of the outermost application, so a mounted application gets no
-event when its host starts or stops. Therefore the first request in an event loop starts a task that
-opens a client of Redis. The task closes the client when the loop ends or when `aclose` is called.
+Starlette runs the lifespan only of the outermost application. So a mounted application does not
+learn when the other application starts or stops. Instead, the first request in an event loop starts
+a task that opens a client of Redis. The task closes the client when the loop ends or when you call
+`aclose`.
 """
 
 from __future__ import annotations
@@ -51,25 +52,27 @@ class ConsoleApp:
     """Serves `/console` and `/api/v1` inside another ASGI application.
 
     Args:
-        redis: URL of Redis, or a client of the host for one event loop, which is not closed here.
+        redis: URL of Redis, or a client of the host application. You must close this client
+            yourself. It belongs to one event loop.
         principal: Function that returns the user, or None if the user has no access. Its argument
             is Starlette's `HTTPConnection`, without a body: `session`, `user`, `cookies`,
-            `headers`, `scope`. A coroutine function is awaited; another function runs in a thread.
-            The function is called for every request, and every 1.5 s while a live page is shown.
-        prefix: First part of every key. A client given as `redis` has its own prefix.
-        sign_in_url: Sign-in page of the host application. "{path}" in the URL is replaced by the
+            `headers`, `scope`. It can be a coroutine function. If it is a plain function, RMQ calls
+            it in a thread. RMQ calls it for every request, and every 1.5 s while a browser shows a
+            live page.
+        prefix: Prefix of all keys in Redis. If you pass a client as `redis`, its prefix applies.
+        sign_in_url: Sign-in page of the host application. RMQ replaces "{path}" in the URL by the
             quoted path to return to. With None, pages answer 403 if there is no user.
         hosts: Host names with which browsers reach the host application, without ports, in addition
-            to the names of this machine. If the host application checks the header Host, "*" allows
-            any name.
-        redact: Headers and fields of bodies whose values only admins see.
-        rate: Maximum number of requests per second of one principal from one address.
+            to the names of this machine. If the host application checks the header Host, you can
+            pass "*" to allow any name.
+        redact: Headers and fields of bodies whose values only admins may see.
+        rate: Maximum number of requests per second of a user from one address.
         streams: Whether live pages are streams of events. If False, browsers fetch live pages every
-            few seconds. Under WSGI this must be False, because a stream would occupy a thread.
+            few seconds. Use False under WSGI, because a stream would occupy a thread.
 
     Guarantee:
-        The checks of `rmq server` apply: roles, CSRF, Host, content security policy and limits of
-        bodies. The audit trail records the name of the principal.
+        All checks of `rmq server` apply: roles, CSRF, Host, content security policy and limits of
+            bodies. The audit trail records the name of the user.
 
     Raises:
         ConfigurationError: The URL or an argument is not valid, or a package of the extra "server"
@@ -115,7 +118,7 @@ class ConsoleApp:
     async def aclose(self) -> None:
         """Close the connections to Redis. A later request opens them again.
 
-        The call is optional: the end of the event loop also closes the connections.
+        You need not call this, because the connections also close when the event loop ends.
         """
         here = asyncio.get_running_loop()
         for loop, running in list(self._by_loop.items()):
@@ -126,7 +129,7 @@ class ConsoleApp:
                 loop.call_soon_threadsafe(running.cancel)
 
     async def _running(self) -> ASGIApp:
-        """Return the application of this event loop, with an open client."""
+        """Return the application for this event loop. Its client of Redis is open."""
         loop = asyncio.get_running_loop()
         running = self._by_loop.get(loop)
         if running is None or running.has_ended:
@@ -137,7 +140,6 @@ class ConsoleApp:
         return running.app
 
     def _make(self) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
-        """Create the application of the API and the console, and the context that opens it."""
         api = make_api(self._client, ServerState(), self._redact)  # checks for missing packages
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
@@ -168,7 +170,7 @@ class ConsoleApp:
         return open_client(self._redis, self._prefix)
 
     async def _find(self, scope: Scope) -> Principal | None:
-        """Return the principal for the user whom the host application names."""
+        """Return the user that the host application names, as a `Principal`."""
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import HTTPConnection
 
@@ -190,7 +192,7 @@ class ConsoleApp:
         return replace(found, role=Role(role), kind="host", session=None, token=None)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Handle lifespan events when this application is not mounted."""
+        """Handle lifespan events if no other application mounts this application."""
         while (await receive())["type"] != "lifespan.shutdown":
             await self._running()
             await send({"type": "lifespan.startup.complete"})
@@ -199,11 +201,11 @@ class ConsoleApp:
 
 
 class _Running:
-    """The application that runs in one event loop.
+    """The application in one event loop.
 
     Args:
         app: Application that answers requests.
-        context: Context that is open while the application runs.
+        context: Context manager that is open while the application runs.
     """
 
     def __init__(
@@ -218,19 +220,16 @@ class _Running:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the application has stopped and can no longer answer requests."""
         return self._task.done()
 
     async def opened(self) -> None:
-        """Wait until the application can answer requests. If opening failed, raise its error."""
+        """Wait until the application can answer requests. If it cannot start, raise the error."""
         await asyncio.shield(self._opened)
 
     def cancel(self) -> None:
-        """Start to close the application."""
         self._task.cancel()
 
     async def close(self) -> None:
-        """End the task, and wait until it has ended."""
         self.cancel()
         await asyncio.wait((self._task,))
 
@@ -267,7 +266,7 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def open_client(url: str | None, prefix: str | None) -> AsyncClient:
-    """Create a client of Redis whose calls time out earlier than the HTTP request."""
+    """Create a client of Redis. Its calls time out before the HTTP request times out."""
     return AsyncClient(
         url, prefix=prefix, retry_for=RETRY_FOR_S, timeout=TIMEOUT_S, max_connections=CONNECTIONS
     )
@@ -284,7 +283,7 @@ def make_api(
     Args:
         make_client: Function that creates the client of Redis.
         state: State of this server.
-        redact: Headers and fields of bodies whose values only admins see.
+        redact: Headers and fields of bodies whose values only admins may see.
         polls: Maximum number of long polls and streams of a token.
 
     Raises:
@@ -308,8 +307,8 @@ def make_application(
 ) -> Starlette:
     """Create the application of the server: probes, metrics, the API and the console.
 
-    /livez    200, or 503 if a part of the process hangs, so that a restart can help. An
-              unavailable Redis does not change this answer.
+    /livez    200, or 503 if a part of the process hangs and a restart can help. If Redis is
+              unavailable, the answer is still 200.
     /readyz   200 if Redis runs scripts for this server, otherwise 503
     /metrics  for Prometheus
     /api/v1   operations of Admin
@@ -389,7 +388,7 @@ def make_application(
 async def _opened(
     api: Api, authentication: Authentication, console: Console, wait_s: float
 ) -> AsyncIterator[None]:
-    """Keep a client of Redis open while requests are served.
+    """Open a client of Redis while the application serves requests.
 
     Before the first request, wait at most `wait_s` seconds for the CSRF secret.
     """

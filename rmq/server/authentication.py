@@ -1,4 +1,4 @@
-"""Find the principal of a request: the user or program that sent it.
+"""Find the user or program that sent a request.
 
 none    every client is "local", an admin (only allowed on a local address)
 token   the header Authorization contains a token, or a cookie contains a session of a token
@@ -47,7 +47,7 @@ OF_USERS = tuple(role for role in Role if not role.is_of_topics)  # roles that a
 
 
 class Refused(Exception):
-    """The credentials of a request are not valid or not allowed."""
+    """The credentials of a request are not valid, or do not permit the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Proxy:
     Attributes:
         addresses: Networks of the proxy.
         user_header: Header with the name of the user.
-        role_header: Header with the user's roles, separated by commas. If it is empty, all users
-            are viewers.
+        role_header: Header with the user's roles, separated by commas. If no header is set, all
+            users are viewers.
     """
 
     addresses: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -76,14 +76,14 @@ class Proxy:
 
 
 class Authentication:
-    """Finds the principal of a request.
+    """Finds the user or program that sent a request.
 
     Args:
         mode: Mode of authentication.
-        token: Token in the server's settings, or None. Tokens in Redis are always accepted.
+        token: Token in the server's settings, or None. The server also accepts the tokens in Redis.
         proxy: Trusted proxy. In every mode, the proxy reports the address and the scheme of a
             request. In the mode "proxy", it also names the user.
-        find: Function that finds the principal in the mode "host".
+        find: Function that finds the user in the mode "host".
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Authentication:
         self._task = asyncio.create_task(self._read_secret(client))
 
     async def opened(self, wait_s: float) -> None:
-        """Wait until the CSRF secret was read from Redis, at most `wait_s` seconds.
+        """Wait until the CSRF secret was read from Redis. Wait at most `wait_s` seconds.
 
-        Until the secret is read, forms use a temporary secret. Such a form is refused later.
+        Until then, forms use a temporary secret. The server later refuses such a form.
         """
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=wait_s)
@@ -125,8 +125,8 @@ class Authentication:
     def locate(self, scope: Any, headers: Headers) -> str:
         """Return the address of the client, and set the scheme in the scope.
 
-        Only the last address in X-Forwarded-For is used, because the proxy wrote it. Clients can
-        write any other address in this header.
+        Only the last address in X-Forwarded-For counts, because the proxy wrote it. Clients can
+        write any other address into this header.
         """
         client = scope.get("client")
         peer = str(client[0]) if client else ""
@@ -226,7 +226,7 @@ READ_S = 5.0  # limit for a read
 
 
 class Tokens:
-    """Finds the principal of a token.
+    """Finds the user or program of a token.
 
     Args:
         static: Token in the server's settings, or None.
@@ -252,7 +252,7 @@ class Tokens:
         self._client = client
 
     async def principal(self, text: str) -> Principal | None:
-        """Return the principal of a token, or None if the token is unknown.
+        """Return the user or program of a token, or None if the token is unknown.
 
         Raises:
             RMQError: Redis could not be read.
@@ -271,7 +271,7 @@ class Tokens:
         return _principal_of(token)
 
     async def principal_of_id(self, id: str) -> Principal | None:
-        """Return the principal of a session's token, or None if the token is no longer valid.
+        """Return the user of a session's token, or None if the token is no longer valid.
 
         Raises:
             RMQError: Redis could not be read.
@@ -283,7 +283,7 @@ class Tokens:
         return None if token is None else _principal_of(token)
 
     def now_ms(self) -> int:
-        """Return the estimated time of Redis' clock."""
+        """Return the time of Redis' clock, as far as this server knows it."""
         return int(time.monotonic() * 1000 + self._ahead_ms)
 
     async def _find(self, id: str) -> AccessToken | None:
@@ -294,7 +294,7 @@ class Tokens:
         return None if token is None or token.has_expired(self.now_ms()) else token
 
     async def refresh(self, kept_s: float = KEPT_S) -> None:
-        """Read all tokens, unless they were read less than `kept_s` seconds ago.
+        """Read all tokens, unless the last read is less than `kept_s` seconds old.
 
         Raises:
             RMQError: Redis could not be read.
@@ -335,7 +335,7 @@ def _principal_of(token: AccessToken) -> Principal:
 def _digest(text: str) -> bytes:
     """Return the SHA-256 of a text.
 
-    Digests are compared instead of texts, because the time of a comparison must not depend on the
+    RMQ compares digests instead of texts, so that the time of a comparison does not depend on the
     secret.
     """
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

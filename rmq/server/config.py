@@ -1,7 +1,7 @@
-"""Read the settings of the server from flags, the environment, a file, and defaults.
+"""Read the settings of the server.
 
-A flag overrides the environment, the environment overrides the file, and the file overrides the
-default.
+A setting comes from a flag, the environment, a file, or a default. A flag overrides the
+environment, the environment overrides the file, and the file overrides the default.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _count(value: object) -> int:
 
 
 class Setting(NamedTuple):
-    """A setting of the server, and the ways to set it."""
+    """A setting of the server, and the places where you can set it."""
 
     name: str
     key: str  # name in the file; a dot separates table and key
@@ -192,7 +192,7 @@ class Setting(NamedTuple):
         return cls(field.name, key, variable, flag, field.metadata["read"], not field.repr)
 
     def checked(self, value: object, where: str) -> Any:
-        """Parse the value of a setting. The error says where the value was set."""
+        """Parse the value of a setting. If the value is wrong, the error says where it was set."""
         try:
             return self.read(value)
         except (ValueError, InvalidValue) as error:
@@ -214,30 +214,30 @@ class ServerConfig:
     Attributes:
         url: URL of Redis. Default: the embedded Redis if `embedded` is set, otherwise
             redis://localhost:6379/0.
-        prefix: First part of every key.
+        prefix: Prefix of all keys in Redis.
         listen: Address of the HTTP server.
         root_path: Path below which a reverse proxy serves this server, or empty if there is no such
             path.
-        hosts: Host names of this server, in addition to `listen` and the names of this machine.
+        hosts: Other host names of this server, besides `listen` and the names of this machine.
         auth: Mode of authentication: "none", "token" or "proxy". Default: "none" at a local address
             without a token, otherwise "token".
-        token: Token of an admin, in addition to the tokens of `rmq token`.
+        token: Token of an admin. The tokens of `rmq token` are valid as well.
         token_file: File that contains the token.
         proxy_addresses: Addresses or networks of a trusted proxy.
         proxy_user_header: Header in which the proxy names the user.
-        proxy_role_header: Header in which the proxy names the user's roles. If it is None, all
-            users are viewers.
-        redact: Headers and fields of bodies whose values only admins see.
-        rate: Maximum requests per second of a principal.
+        proxy_role_header: Header in which the proxy names the user's roles. With None, all users
+            are viewers.
+        redact: Headers and fields of bodies whose values only admins may see.
+        rate: Maximum number of requests per second of a user or program.
         connections_max: Maximum number of open connections.
         connections_per_address: Maximum number of open connections from one address.
-        polls: Maximum number of long polls and streams of a token, which do not count as
+        polls: Maximum number of long polls and streams of a token. They do not count as
             connections.
         embedded: Directory of an embedded Redis that the server runs, or None.
         log_level: Log level: debug, info, warning or error.
         log_json: Whether log lines are JSON.
-        grace_s: Maximum wait for services when the server stops, in seconds.
-        origins: Where the value of each setting comes from, by the name of the setting.
+        grace_s: Maximum number of seconds for which a stop waits for services.
+        origins: For each setting, where its value comes from.
         file: Configuration file that was read, or None.
     """
 
@@ -275,8 +275,8 @@ class ServerConfig:
         """Read all settings.
 
         Args:
-            flags: Values by name of the setting, as `Setting.read` returns them. A value of None
-                means that the flag was not given.
+            flags: Value of each setting from a flag, as `Setting.read` returns it. The value is
+                None if the flag is missing.
             environ: Environment to read. Default: the environment of this process.
             file: Configuration file. Default: the file that RMQ_CONFIG names, or the first file of
                 `config_file.FILES` that exists.
@@ -320,7 +320,7 @@ class ServerConfig:
         return token
 
     def choose_auth(self, token: str | None) -> Auth:
-        """Return the mode of authentication. `token` is the result of `read_token`.
+        """Return the mode of authentication. Pass the result of `read_token` as `token`.
 
         Raises:
             ConfigurationError: The server would be open to other machines without a token, or two
@@ -346,7 +346,7 @@ class ServerConfig:
         return chosen
 
     def changed(self, other: ServerConfig) -> list[str]:
-        """Return the names of the settings that differ from another configuration."""
+        """Return the names of the settings that another configuration changes."""
         names = [setting.name for setting in SETTINGS]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
@@ -365,7 +365,7 @@ def _lookup(table: Mapping[str, Any], key: str) -> Any:
 
 
 def _refuse_unknown(table: Mapping[str, Any], path: Path | None) -> None:
-    """Refuse unknown keys, because they are usually typing mistakes."""
+    """Raise an error for unknown keys, because they are usually typing mistakes."""
     known = {setting.key for setting in SETTINGS}
     found = [key for key in table if not isinstance(table[key], Mapping)]
     for name, section in table.items():

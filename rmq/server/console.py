@@ -1,8 +1,9 @@
-"""Routes of the console: the role for each page, and how pages are rendered and kept live.
+"""Routes of the console.
 
-A page is HTML from the server. A page is live if the browser requests its address as a stream of
-events (`Accept: text/event-stream`). The browser then receives the page again after each change. So
-a live page uses the same route, the same rights and the same function as a plain request.
+This module defines the role for each page, and renders the pages. A page is HTML from the server.
+If a browser requests a page as a stream of events (`Accept: text/event-stream`), the page is live.
+The browser then gets the page again after each change. A live page uses the same route, the same
+rights and the same function as a plain request.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class Console:
     """The web console.
 
     Args:
-        api: API whose client, rights and disclosure filter the pages share.
+        api: API. The pages use its client, its rights and its filter for hidden data.
         pages: Pages to serve. Default: the pages in PAGES.
-        live_s: Time between two checks of a live page, in seconds.
+        live_s: Number of seconds between two checks of a live page.
         sign_in_url: Sign-in page of the host application, or None. "{path}" in the URL is replaced
             by the path to return to.
-        streams: Whether live pages are sent as streams of events.
+        streams: Whether the server sends live pages as streams of events.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class Console:
         self._renderer = Renderer(self._assets.digest)
 
     async def close(self) -> None:
-        """Cancel background readings."""
+        """Cancel reads in the background."""
         await self._readings.close()
 
     def routes(self) -> list[Route]:
-        """Return one route per path."""
+        """Return the routes. There is one route for each path."""
         by_path: dict[str, dict[str, Page]] = {}
         for each in self._pages:
             by_path.setdefault(each.path, {})[each.method] = each
@@ -182,7 +183,7 @@ class Console:
     def _shown(
         self, request: Request, page_request: PageRequest, view: View | Redirect
     ) -> Response:
-        """Return a page, or status 304 if the browser already has this version of the page."""
+        """Return a page. If the browser already has this version of the page, return status 304."""
         if isinstance(view, Redirect):
             return self._redirected(page_request, view)
         notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
@@ -198,7 +199,7 @@ class Console:
     # --- a live page ---
 
     def _has_stream_for(self, page_request: PageRequest) -> bool:
-        """Return whether a principal may open another stream, which occupies a connection."""
+        """Return whether a user may open another stream. Each stream occupies a connection."""
         principal = page_request.context.principal
         own = self._streams_open[principal.kind, principal.name]
         return own < STREAMS_EACH and self._streams_open.total() < STREAMS_MAX
@@ -260,7 +261,6 @@ class Console:
         return self._shown(request, page_request, answer)
 
     async def _done(self, page: Page, page_request: PageRequest) -> View | Redirect:
-        """Run the handler of an action and record the action in the audit trail."""
         if page_request.known_context is None:
             return await page.handler(page_request)
         topic = page_request.path.get("topic", "")
@@ -292,13 +292,13 @@ class Console:
 
 
 def _notice(root: str, text: str, seconds: int) -> str:
-    """Return the cookie that carries a notice to the next page. Empty text deletes the cookie."""
+    """Return the cookie with a text for the next page. An empty text deletes the cookie."""
     value = quote(text[:NOTICE_MAX])
     return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
 
 
 def _check_origin(request: Request, form: dict[str, str]) -> None:
-    """Check that this server showed the form to the same session that now submits it.
+    """Check that a form comes from this server, and from the same session.
 
     Raises:
         ApiError: The form comes from elsewhere.
@@ -313,11 +313,11 @@ def _check_origin(request: Request, form: dict[str, str]) -> None:
 def packed(
     request: Request, content: bytes, status: int, headers: dict[str, str], kind: str = PAGE_KIND
 ) -> Response:
-    """Return a response, compressed if the client accepts compression.
+    """Return a response. Compress the response if the client accepts compression.
 
     Pages contain both text from the URL's query and the CSRF token, so the compressed size could
-    reveal the token (the BREACH attack). The attack fails because cookies are SameSite=Strict:
-    other sites cannot request pages of a session.
+    reveal the token (the BREACH attack). This attack fails because the cookies are SameSite=Strict,
+    so other sites cannot request pages of a session.
     """
     headers = {**headers, "Content-Type": kind}
     if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):
@@ -331,7 +331,7 @@ KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file for browsers: its media type, its content, and its content compressed with gzip."""
+    """A file for browsers, with its media type, its content, and its compressed content."""
 
     kind: str
     content: bytes
@@ -339,14 +339,14 @@ class Asset:
 
 
 class Assets:
-    """Styles, scripts and icon of the console: a fixed table, read once.
+    """The styles, scripts and icon of the console. RMQ reads them once.
 
-    URLs are never used as file paths. The URL of an asset contains a digest of all assets. So a
-    browser keeps assets forever, and fetches new assets after an upgrade.
+    RMQ never uses URLs as file paths. The URL of a file has a digest of all files. So a browser can
+    keep the files forever, and gets new files after an upgrade.
 
     Attributes:
-        digest: Digest of all assets.
-        by_name: Assets by file name.
+        digest: Digest of all files.
+        by_name: Files by their names.
     """
 
     def __init__(self) -> None:

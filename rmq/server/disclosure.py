@@ -1,9 +1,9 @@
-"""Remove from answers what the principal (user or program) may not see.
+"""Remove from answers everything that the user or program may not see.
 
-Viewers without an extra right see no bodies of messages and no tracebacks, which contain data of
-customers. Viewers see error texts, because these are necessary to operate a system. So programs
-should not write secrets into error texts. Only admins see fields and headers that the setting
-`redact` names.
+Viewers without an extra right see no bodies of messages and no tracebacks, because these contain
+data of customers. Viewers see error texts, because nobody could operate the system without them. So
+programs should not write secrets into error texts. If the setting `redact` names a field or a
+header, only admins see it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REDACTED = "***"
 
 
 class Disclosure:
-    """Removes from answers what a principal may not see.
+    """Removes from answers everything that a user or program may not see.
 
     Args:
         redact: Names of headers and of fields of bodies, in upper or lower case.
@@ -36,7 +36,7 @@ class Disclosure:
         self._redact = frozenset(name.lower() for name in redact)
 
     def shown(self, principal: Principal, answer: Any) -> Any:
-        """Remove the hidden parts of an answer, in place, and return the answer."""
+        """Remove the hidden parts of an answer, and return the answer. This changes the answer."""
         hides = not sees_bodies(principal)
         redact = self._redacted_for(principal)
         if hides or redact:
@@ -44,12 +44,12 @@ class Disclosure:
         return answer
 
     def check_filter(self, principal: Principal, text: str) -> None:
-        """Check that a filter of dead letters tests only data that the user may see.
+        """Check that a filter of dead letters uses only data that the user may see.
 
-        Without this check, a user could find out hidden data by trying several filters.
+        Without this check, a user could find out hidden data with several filters.
 
         Raises:
-            ApiError: The filter tests hidden data.
+            ApiError: The filter uses hidden data.
             InvalidValue: The filter is not valid.
         """
         redact = self._redacted_for(principal)
@@ -73,7 +73,6 @@ class Disclosure:
 
 
 def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
-    """Hide or redact parts of an answer that the user may not see: bodies, failures, headers."""
     if isinstance(answer, list | tuple):
         for each in answer:
             _walk(each, hides, redact)
@@ -97,7 +96,7 @@ def _hide(body: Body) -> None:
 
 
 def _redact_body(body: Body, redact: frozenset[str]) -> None:
-    """Replace the values of redacted fields. Hide the body if it cannot be parsed."""
+    """Replace the values of hidden fields. If the body cannot be parsed, hide the whole body."""
     if not redact or body.kind == "hidden":
         return
     text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()
@@ -116,7 +115,7 @@ def _redact_body(body: Body, redact: frozenset[str]) -> None:
 
 
 def _redacted(value: Any, redact: frozenset[str]) -> Any:
-    """Replace the values of redacted names, also in objects like {"name": NAME, "value": VALUE}."""
+    """Replace the values of hidden names, also in objects like {"name": NAME, "value": VALUE}."""
     if isinstance(value, dict):
         is_pair = _names_one(value.values(), redact)
         return {

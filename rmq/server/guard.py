@@ -1,4 +1,7 @@
-"""Check requests before they reach the application: host name, principal, rate, site of origin."""
+"""Check each request before it reaches the application.
+
+The guard checks the host name, the user or program, the rate of requests, and the site of origin.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class Guard:
         app: The application.
         hosts: Host names of this server, in lower case and without a port. "*" allows any name.
         authentication: Authentication of requests.
-        rate: Maximum requests per second of a principal from one address.
+        rate: Maximum number of requests per second of a user or program from one address.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Guard:
         self._failures = Rates(FAILURES_A_SECOND, FAILURES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it to the application."""
+        """Refuse a request, or pass the request to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -102,7 +105,7 @@ class Guard:
             await self._app(scope, receive, send_guarded)
 
     async def _check(self, scope: Scope) -> None:
-        """Put the principal and its address into the scope, or refuse the request."""
+        """Store the user and the address of a request in its scope, or refuse the request."""
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
@@ -136,7 +139,7 @@ class Guard:
             _check_site(scope, headers, host, found)
 
     async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
-        """Return the principal, or None if the request has no valid credentials."""
+        """Return the user or program, or None if the request has no valid credentials."""
         cookies = headers.get(b"cookie", [])
         tried = b"authorization" in headers or sessions.id_of(scope, cookies) is not None
         # Valid credentials are checked before the limit: other users of the same address may have
@@ -152,7 +155,7 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that only reads, until the principal loses the right to read."""
+        """Answer a request that only reads. Stop if the user loses the right to read."""
         has_started = False
 
         async def send_noted(message: Message) -> None:
@@ -192,10 +195,11 @@ class Guard:
 
 
 def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
-    """Refuse a request that changes something if a page of another site made the browser send it.
+    """Refuse a request from another site if it changes something.
 
-    Browsers name the site of origin. A request without an origin comes from a program and is
-    accepted, unless it has a cookie, because only browsers send cookies.
+    Browsers name the site of origin. If a request has no origin, it comes from a program, and the
+    guard accepts it. But if the request has a cookie, the guard refuses it, because only browsers
+    send cookies.
     """
     said = _check_said(headers, host)
     if found is not None and not found.is_ambient:

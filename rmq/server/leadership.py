@@ -1,8 +1,8 @@
-"""Leadership: one server on a Redis runs the services that need to run only once.
+"""Leadership: only one of several servers, the leader, runs some of the services.
 
 The leader stores its leadership in Redis for a limited time and renews it. Leadership avoids double
-work, but it is not a lock: a server that was suspended may run for a moment as if it were still the
-leader. So every service must be safe even if two servers run it at the same time.
+work, but it is not a lock. A server that was suspended may believe for a moment that it is still
+the leader. So two servers must be able to run every service at the same time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ def _release(prefix: str, server: str) -> Flow[bool]:
 
 
 class Leadership:
-    """The service that renews this server's leadership, or makes it leader if no server leads.
+    """The service that renews this server's leadership.
+
+    If no server is the leader, this server becomes the leader.
 
     Attributes:
         server: Id of this server: host, process and 4 random bytes.
-        leader: Id of the leading server, as last read.
-        answered_at: Last time at which Redis ran the script, by the monotonic clock, or None.
-        refuses_writes: Whether Redis answered that it cannot write to its disk.
+        leader: Id of the leader at the last read.
+        answered_at: Monotonic time at which Redis last ran the script, or None.
+        refuses_writes: Whether Redis has answered that it cannot write to its disk.
     """
 
     name = "leadership"
@@ -59,11 +61,11 @@ class Leadership:
         self._until = 0.0  # end of the leadership, by the monotonic clock
 
     def leads(self) -> bool:
-        """Return whether this server leads, by its own clock."""
+        """Return whether this server is the leader, by its own clock."""
         return time.monotonic() < self._until
 
     def run_once(self) -> int:
-        """Renew or take the leadership."""
+        """Renew the leadership, or become the leader."""
         asked_at = time.monotonic()
         try:
             reply = self._transport.run(_renew(self._prefix, self.server))
@@ -82,7 +84,8 @@ class Leadership:
     def release(self) -> None:
         """Give up the leadership.
 
-        Another server can lead immediately, or after HOLD_S seconds if Redis cannot be reached.
+        Another server can become the leader immediately. If Redis cannot be reached, this takes
+        HOLD_S seconds.
         """
         self._until = 0.0
         with suppress(RMQError):

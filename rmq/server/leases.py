@@ -1,4 +1,4 @@
-"""Leases and consumers: messages in flight, their workers, and the remaining lease times."""
+"""Show messages in flight, the workers that have them, and the end of their leases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 100
 
 @PAGES.get("/topics/{topic}/leases")
 async def leases(request: PageRequest) -> View:
-    """List leases, and the consumers of the topic."""
+    """Show the messages in flight and the consumers of a topic."""
     path = TopicPath(topic=request.topic)
     query = LeasesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
     found, consumers = await asyncio.gather(
@@ -41,7 +41,7 @@ TABLE = Table("leases")
 
 
 class LeaseList(Answer):
-    """Messages in flight, by slot and by the end of their leases."""
+    """Messages in flight, sorted by slot and by the end of their leases."""
 
     leases: list[Lease]
     cursor: str | None
@@ -51,8 +51,8 @@ class LeaseList(Answer):
 async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
     """List the messages in flight, with their workers and the time until their leases end.
 
-    RMQ knows the holder of a message only if it is a worker process. Each worker process reports
-    its 20 oldest runs every 10 s.
+    RMQ knows the worker of a message only if it is a worker process. Each worker process reports
+    its 20 oldest running messages every 10 s.
     """
     found, cursor = await page_of(context, path.topic, query, "prepare")
     now_ms = (await context.admin.stats(path.topic))["now_ms"]
@@ -66,7 +66,10 @@ async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQue
 
 
 class Consumers(Answer):
-    """The worker processes and queries that receive messages of a topic and report themselves."""
+    """The worker processes and queries that receive messages of a topic.
+
+    A consumer in your own program is not listed.
+    """
 
     topic: str
     in_flight: int
@@ -78,7 +81,7 @@ class Consumers(Answer):
 async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
     """List the worker processes that handle a topic, and the queries that have its messages.
 
-    Consumers in your own programs do not report themselves, but their messages are listed as in
+    Consumers in your own programs are not listed, but their messages are listed as messages in
     flight.
     """
     queries = await context.admin.queries(path.topic)
@@ -91,12 +94,13 @@ Run = tuple[WorkerStatus, HandlerRun]
 
 
 class LeaseHolder(Answer):
-    """The worker process that runs a message, with the same fields as in `rmq worker ls`.
+    """The worker process that handles a message, with the same fields as in `rmq worker ls`.
 
     Attributes:
-        handler: Name of the handler. Empty if the worker reported no run of this message, but
-            another run under the same shared lease.
-        seconds: Duration of the run so far, or null if the worker reported no run.
+        handler: Name of the handler. Empty if the worker has not reported this message, but another
+            message with the same shared lease.
+        seconds: How long the handler has been running, or null if the worker has not reported the
+            message.
     """
 
     id: str
@@ -110,15 +114,15 @@ class Lease(Answer):
     """A message in flight.
 
     Attributes:
-        kind: "own" for a lease of this message, "shared" for a lease of a worker process for all
-            its messages of the slot, "query" for a lease of a query such as Spark's (see
-            `/queries`).
+        kind: "own" if the message has its own lease. "shared" if the message has the shared lease
+            of a worker process in its slot. "query" if the message has the lease of a query such as
+            Spark's (see `/queries`).
         number: Number of a shared lease.
         deadline: End of the lease, or null if unknown, for example for a query.
-        left_s: Seconds until the lease ends. Negative if the lease has expired; the message is then
-            rolled back soon.
-        holder: Worker that runs the message, or null if unknown, for example for a consumer in your
-            own program.
+        left_s: Seconds until the lease ends. If the lease has expired, the value is negative, and
+            RMQ soon rolls the message back.
+        holder: Worker that handles the message, or null if unknown, for example for a consumer in
+            your own program.
     """
 
     id: str
@@ -138,7 +142,7 @@ def leases_of(messages: list[Message], now_ms: int, runs: Mapping[str, Run]) -> 
     Args:
         messages: The messages.
         now_ms: Time of Redis' clock, in epoch ms.
-        runs: Runs of workers, by message id.
+        runs: What workers have reported about messages, by message id.
     """
     of_lease: dict[tuple[int, int], WorkerStatus] = {}
     for message in messages:

@@ -27,7 +27,7 @@ class Listener:
     Args:
         application: ASGI application.
         address: Address to listen on. Port 0 chooses a free port.
-        connections: Maximum number of connections, in total and from one address.
+        connections: Maximum number of connections in total, and maximum number from one address.
         is_proxy: Function that returns whether an address belongs to a trusted proxy. The limit per
             address does not apply to a trusted proxy.
     """

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus (`/metrics`): counts of messages, and results of the services."""
+"""Metrics for Prometheus (`/metrics`): counts of messages, and results of services."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ OF_QUERIES = {
 
 
 class ServerMetrics:
-    """Collects metrics on request, as a collector of prometheus_client.
+    """Collects metrics when Prometheus requests them, as a collector of prometheus_client.
 
     Args:
-        topics: Function that returns the counts by topic. It returns no topics on servers that do
-            not lead, so that a sum over all servers counts each message once.
+        topics: Function that returns the counts of each topic. Only the leader returns counts, so
+            that a sum over all servers counts each message once.
         state: State of this server.
-        queries: Function that returns the queries by topic.
-        before: Function that takes a topic and a number of ms. It returns the topic's figures from
-            so many ms ago, or None.
-        wanted: Function that returns, by topic, the number of worker processes that are needed.
-        long_runs: Function that returns, by topic, the number of runs that may hang.
-        batches: Function that returns the number of batches whose callback has not been sent.
+        queries: Function that returns the queries of each topic.
+        before: Function that gets a topic and a number of ms. It returns the figures that the topic
+            had this number of ms ago, or None.
+        wanted: Function that returns the number of needed worker processes for each topic.
+        long_runs: Function that returns the number of handlers that may hang, for each topic.
+        batches: Function that returns the number of batches whose callback was not sent yet.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ServerMetrics:
         yield self._family(metrics.SERVICE_FAILURES, [(of, each.failures) for of, each in services])
 
     def _of_queries(self) -> Iterator[Any]:
-        """Yield the metric families of queries: messages in flight, and figures of the drivers."""
+        """Yield the metric families of queries: messages in flight, and values from the drivers."""
         every = held.over_topics(self._queries())
         queries = every[:QUERIES_MAX]
         held_of = [((topic, of.run), n) for of in queries for topic, n in of.held.items()]
@@ -149,7 +149,7 @@ class ServerMetrics:
         return family
 
     def _of_slos(self, topics: Mapping[str, TopicCounts]) -> Iterator[Any]:
-        """Yield the measured delay and the objective of topics with a service level objective."""
+        """Yield the metric families of service level objectives: measured delay and objective."""
         promised, measured = [], []
         for name, counts in topics.items():
             objective = counts.context.settings.objective
@@ -164,7 +164,6 @@ class ServerMetrics:
         yield self._family(metrics.SLO_LATENESS, measured)
 
     def _new(self, metric: Metric) -> Any:
-        """Create a family without samples, for example a GaugeMetricFamily."""
         make = getattr(self._families, f"{metric.kind.title()}MetricFamily")
         return make(metric.name, metric.help, labels=metric.labels)
 

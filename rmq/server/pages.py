@@ -37,7 +37,7 @@ THEN_MAX = 1000
 
 @SIGNING_IN_PAGES.get("/signin", None)
 async def ask_sign_in(request: PageRequest) -> View | Redirect:
-    """Ask for a token. Redirect a browser that is already signed in."""
+    """Ask for a token. If the browser is already signed in, redirect it."""
     if request.principal is not None:
         return Redirect(_then(request, request.query.get("then", "")))
     return _view(request, request.query.get("then", ""))
@@ -70,7 +70,7 @@ def _view(request: PageRequest, then: str, error: ApiError | None = None) -> Vie
 
 
 def _then(request: PageRequest, path: str) -> str:
-    """Return the page to open after signing in, by default the overview."""
+    """Return the page to open after signing in. The default is the overview."""
     is_ours = path == BASE or path.startswith((BASE + "/", BASE + "?"))
     is_odd = not path.isprintable() or "\\" in path or "/.." in path or len(path) > THEN_MAX
     if not is_ours or is_odd:

@@ -1,13 +1,15 @@
-"""The protocol of a connection: uvicorn's, with limits of time, size and number.
+"""uvicorn's protocol of a connection, with limits of time, size and number.
 
-uvicorn waits without a limit for the rest of a head or a body, so a few slow clients could occupy
+uvicorn waits without a limit for the rest of a head or a body. So a few slow clients could occupy
 all connections. This protocol limits the time for a head and for a body. It also checks a head
 before uvicorn parses it (`take_head`). If there are too many connections, the protocol closes
 connections that wait for their client. Import this module only to create a listener, because
-uvicorn is an extra. A request that two programs could read differently is refused. A proxy and the
-server could disagree about the end of such a request, and take its rest for another request
-(request smuggling). So the length of a body must be given by a single Content-Length with digits
-only. Chunked bodies, folded lines and line feeds without a carriage return are refused.
+uvicorn is an extra.
+
+The protocol refuses a request that two programs could read differently. A proxy and the server
+could disagree about the end of such a request, and treat its rest as another request (request
+smuggling). So the head must give the length of a body by a single Content-Length with only digits.
+The protocol refuses chunked bodies, folded lines, and line feeds without a carriage return.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _PROBE = re.compile(rb"(?:GET|HEAD) [^ ?]*/(?:livez|readyz)[ ?]")
 
 
 class BadHead(Exception):
-    """A request head that is refused.
+    """The protocol refuses the head of a request.
 
     Attributes:
         status: HTTP status of the answer.
@@ -49,8 +51,8 @@ def take_head(received: bytearray) -> bytes | None:
     """Remove the head of a request from the received bytes.
 
     Returns:
-        The head, without the empty line at its end. If the head is not complete, the result is None
-        and no bytes are removed.
+        The head, without the empty line at its end. If the head is not complete, the function
+        returns None and removes nothing.
 
     Raises:
         BadHead: The head is too large, or has a line feed without a carriage return.
@@ -70,7 +72,7 @@ def take_head(received: bytearray) -> bytes | None:
 
 
 def body_length(head: bytes) -> int:
-    """Return the length of the body that a head announces.
+    """Return the length of the body that belongs to a head.
 
     Args:
         head: Head of a request, without the empty line at its end.
@@ -125,8 +127,8 @@ class Connections:
     def add(self, connection: LimitedProtocol, address: str) -> bool:
         """Add a connection. If there are too many, close a connection that waits for its client.
 
-        If no connection waits, up to FOR_PROBES connections beyond the limit are accepted. These
-        connections answer probes only.
+        If no connection waits, the method accepts up to FOR_PROBES connections beyond the limit.
+        These connections answer only health probes.
 
         Returns:
             Whether the connection was accepted.
@@ -151,13 +153,13 @@ class Connections:
         return True
 
     def remove(self, connection: LimitedProtocol) -> None:
-        """Remove a closed connection, or a connection that waits for messages."""
+        """Remove a connection that is closed or waits for messages."""
         self._all.pop(connection, None)
 
     def put_back(self, connection: LimitedProtocol, address: str) -> None:
-        """Count a connection again when it no longer waits for messages.
+        """Count a connection again because it no longer waits for messages.
 
-        The limits may be exceeded.
+        The number of connections may then exceed the limits.
         """
         self._all[connection] = address
 
@@ -166,7 +168,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
     """A client connection with limits of time, size and number. uvicorn creates it.
 
     Args:
-        connections: Connections of the listener. The other arguments are uvicorn's.
+        connections: Connections of the listener. All other arguments are uvicorn's own.
     """
 
     def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
@@ -198,7 +200,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the connection waits for its client to send a request or to read an answer."""
+        """Whether the connection waits until its client sends a request or reads an answer."""
         return self._body_left > 0 or not self._is_answering or self.flow.write_paused
 
     @property
@@ -213,14 +215,14 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._pass_on()
 
     def on_response_complete(self) -> None:
-        """Continue with the bytes that the client sent during the response."""
+        """Continue with the bytes that the client has sent during the response."""
         super().on_response_complete()
         self._pass_on()
 
     def shutdown(self) -> None:
         """Finish the current answer, and close the connection.
 
-        Close a stream of events immediately.
+        A stream of events closes immediately.
         """
         super().shutdown()
         self._call_on_end()
@@ -276,18 +278,18 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         return bool(self._held.disconnected or not self._held.keep_alive or self._is_broken)
 
     def begin_wait(self) -> None:
-        """Exclude the connection from the listener's limit on connections, while it waits."""
+        """Stop counting the connection for the listener's limit while it waits for messages."""
         self._siblings.remove(self)
         self._held = self.cycle
 
     def end_wait(self) -> None:
-        """Include the connection in the listener's limit again."""
+        """Count the connection for the listener's limit again."""
         self._on_end = None
         if not self.transport.is_closing():
             self._siblings.put_back(self, self.client[0] if self.client else "")
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Register a function to call once, when `is_ending` becomes true or is true already."""
+        """Register a function to call once when `is_ending` is true or becomes true."""
         self._on_end = call
         if self.is_ending:
             self._call_on_end()
@@ -300,7 +302,8 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
     async def written(self, wait_s: float) -> bool:
         """Wait until the operating system has all bytes of the reply.
 
-        Return False if the client disconnects before this, or after `wait_s` seconds.
+        Return False if the client disconnects first, or if the wait takes longer than `wait_s`
+        seconds.
         """
         until = self.loop.time() + wait_s
         while not (self._held.disconnected or self._is_broken) and self.loop.time() < until:
@@ -319,7 +322,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self._timer = None
 
     def refuse(self, status: int, detail: str) -> None:
-        """Refuse the request, and close the connection. If an answer has started, only close."""
+        """Refuse the request, and close the connection. If an answer has begun, only close it."""
         self._unlimit()
         if self.transport.is_closing():
             return

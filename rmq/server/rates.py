@@ -1,4 +1,4 @@
-"""Limit, for each client, the requests per second and the requests at the same time."""
+"""Limit the requests of each client: the rate, and how many run at the same time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ BUCKETS_MAX = 10_000  # size of a table; the bucket that was used longest ago is
 
 
 class Rates:
-    """A table of token buckets.
+    """Limits the rate of requests with one token bucket for each key.
 
-    A key without a bucket in the table starts with a full bucket. The table has a limited size. So
-    an attacker with many addresses can remove buckets from the table, and the clients of these
-    buckets then have full buckets again.
+    A new key has a full bucket. The table of buckets has a limited size. So an attacker with many
+    addresses can remove buckets from the table. The clients of these buckets then have full buckets
+    again.
 
     Args:
         rate: Requests per second.
@@ -35,7 +35,7 @@ class Rates:
     def take(self, key: str) -> float:
         """Take a token from the bucket of a key, and return 0.0.
 
-        If the bucket is empty, return the seconds until its next token.
+        If the bucket is empty, return how many seconds the next token takes.
         """
         tokens = self._tokens(key)
         if tokens < 1:
@@ -62,7 +62,7 @@ class LongPolls:
     """Limits how many long polls and streams of a token are open at the same time.
 
     Args:
-        most: Maximum number for each token.
+        most: Maximum number for one token.
         all_most: Maximum number for all tokens together.
     """
 
@@ -71,10 +71,11 @@ class LongPolls:
         self._open: Counter[str] = Counter()  # by token
 
     def begin(self, token: str) -> None:
-        """Count a long poll or a stream. Call `end` at its end.
+        """Count a long poll or a stream. Call `end` when it ends.
 
         Raises:
-            ApiError: There are too many of them for this token, or for all tokens together.
+            ApiError: There are too many long polls and streams for this token, or for all tokens
+                together.
         """
         from rmq.http_framework.problems import ApiError  # it imports packages of the extra
 
@@ -99,10 +100,10 @@ class LongPolls:
 
 
 class Simultaneous:
-    """Limits how many requests with one key are answered at the same time. Further requests wait.
+    """Limits how many requests with the same key run at the same time. More requests wait.
 
-    All answers are made in one event loop. Without this limit, a client with many concurrent
-    requests would use almost all of the loop's time.
+    One event loop makes all answers. Without this limit, a client with many simultaneous requests
+    would use almost all of the loop's time.
     """
 
     def __init__(self, most: int) -> None:
@@ -112,7 +113,7 @@ class Simultaneous:
 
     @asynccontextmanager
     async def of(self, key: str) -> AsyncIterator[None]:
-        """Wait until a request with the key may be answered, and count it while it is answered."""
+        """Wait until a request with the key may run, and count the request while it runs."""
         answering, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
         users.append(None)
         try:

@@ -44,13 +44,15 @@ RETRY_FOR_S = 2.0  # short: a service repeats a failed run anyway
 
 
 class Server:
-    """Runs the services, and answers over HTTP. Use it in a `with` statement, or call `run`.
+    """Runs the services of the server, and serves HTTP.
+
+    Use it in a `with` statement, or call `run`.
 
     Args:
         config: Settings of the server.
 
     Guarantee:
-        Several servers may run. If another server or a consumer does the same work at the same
+        You can run several servers. If another server or a consumer does the same work at the same
         time, the work takes effect once. If a server dies, no data is lost, and another server
         becomes the leader within 15 s.
 
@@ -124,16 +126,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        """URL of the HTTP server, once it is started."""
+        """URL of the HTTP server after its start."""
         return self._listener.url
 
     @property
     def redis_url(self) -> str:
-        """URL of the Redis that the server maintains, without a password."""
+        """URL of Redis, without a password."""
         return self._client.url
 
     def _missing(self) -> dict[str, int]:
-        """Return the missing messages of the last audit by topic, if this server leads."""
         return self.audits.missing if self.leadership.leads() else {}
 
     def services(self) -> list[ServiceStatus]:
@@ -141,9 +142,9 @@ class Server:
         return [thread.status for thread in self._threads]
 
     def hanging(self) -> list[str]:
-        """Return the parts of this process that have ended although they should run, or that hang.
+        """Return the names of the parts of this process that hang or have ended unexpectedly.
 
-        The list is empty if the only problem is that Redis is unavailable.
+        If only Redis is unavailable, the list is empty.
         """
         return [
             f"{status.name}: its thread has ended"
@@ -198,8 +199,8 @@ class Server:
         """Run in the main thread until SIGTERM or SIGINT.
 
         Args:
-            started: Function that is called once, when the server is ready.
-            reload: Function that is called at each SIGHUP.
+            started: Function that the server calls once when it is ready.
+            reload: Function that the server calls after each SIGHUP.
         """
         _raise_file_limit()
         signals: SimpleQueue[int] = SimpleQueue()  # not an Event: a signal may interrupt its `set`
@@ -237,7 +238,10 @@ class Server:
 
 
 def _raise_file_limit() -> None:
-    """Permit as many open files as the system allows. Each connection needs an open file."""
+    """Allow this process to open as many files as the system permits.
+
+    Each connection needs an open file.
+    """
     with suppress(ImportError, OSError, ValueError):  # not on Windows
         import resource
 

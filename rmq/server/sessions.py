@@ -1,6 +1,6 @@
-"""Sessions: browsers that have signed in with a token, and their cookies.
+"""Sessions of browsers that have signed in with a token, and their cookies.
 
-The browser stores a random id. Redis stores the digest of the id and the token that was used. A
+The browser stores a random id. Redis stores the digest of the id, and the token of the sign-in. A
 session has the current rights of its token, and ends when the token is revoked.
 """
 
@@ -44,8 +44,6 @@ ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # sign-ins of an address with a wrong toke
 
 
 class _Kept(NamedTuple):
-    """A cached session, with its token and the times of its start, last read and last extension."""
-
     token: str
     began_ms: int
     read_at: float
@@ -56,7 +54,7 @@ class Sessions:
     """Starts, finds and ends sessions.
 
     Args:
-        tokens: Cache that finds the principal of a token.
+        tokens: Cache that finds the user of a token.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -93,7 +91,7 @@ class Sessions:
         return await self.create(scope, principal)
 
     async def create(self, scope: MutableMapping[str, Any], principal: Principal) -> str:
-        """Start a session for the principal of a token. Return the session's cookie."""
+        """Start a session for the user of a token. Return the cookie of the session."""
         assert principal.token is not None
         assert self._client is not None
         id = secrets.token_urlsafe(32)
@@ -103,7 +101,7 @@ class Sessions:
         return _cookie(scope, id, WHOLE_S)
 
     async def sign_out(self, scope: MutableMapping[str, Any]) -> str:
-        """End the session of a request. Return a cookie that deletes the browser's cookie."""
+        """End the session of a request. Return a cookie that deletes the cookie in the browser."""
         assert self._client is not None
         session = principal_of(scope).session
         if session is not None:
@@ -112,7 +110,7 @@ class Sessions:
         return _cookie(scope, "", 0)
 
     async def find(self, id: str) -> Principal | None:
-        """Return the principal of a session, or None if the session has ended or never existed.
+        """Return the user of a session, or None if there is no such session.
 
         Raises:
             RMQError: Redis could not be read.
@@ -166,7 +164,7 @@ async def sign_out(scope: MutableMapping[str, Any]) -> str:
 
 
 def id_of(scope: MutableMapping[str, Any], cookies: Sequence[bytes]) -> str | None:
-    """Return the session id from the headers named Cookie, or None if there is not exactly one."""
+    """Return the session id from the Cookie headers, or None if there is not exactly one."""
     https, plain = _names(scope)
     given: dict[str, list[str]] = {https: [], plain: []}
     for pair in b";".join(cookies).decode("latin-1").split(";"):
@@ -196,7 +194,6 @@ def _cookie(scope: MutableMapping[str, Any], id: str, seconds: int) -> str:
 
 
 def _names(scope: MutableMapping[str, Any]) -> tuple[str, str]:
-    """Return the names of the cookie for https and for http."""
     if root_of(scope):
         return COOKIE_BELOW_HTTPS, COOKIE_BELOW
     return COOKIE_HTTPS, COOKIE

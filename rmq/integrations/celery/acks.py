@@ -10,12 +10,12 @@ GATHER_S = 0.005  # shortest time between two commands
 
 
 class AckSender:
-    """Sends several acks in one command.
+    """Collects acks, and sends several acks with one command.
 
-    A command is sent at least GATHER_S after the previous command.
+    There are at least GATHER_S seconds between two commands.
 
     Args:
-        send: Function that acks the messages of several tags. It must not raise.
+        send: Function that acks the messages with the given tags. It must not raise an error.
     """
 
     def __init__(self, send: Callable[[list[str]], object]) -> None:
@@ -26,7 +26,7 @@ class AckSender:
         self._thread: threading.Thread | None = None
 
     def add(self, tag: str) -> bool:
-        """Ack a message soon. Return False, and do nothing, if the sender is closed."""
+        """Ack a message soon. If the sender is closed, do nothing and return False."""
         with self._changed:
             if self._is_closed:
                 return False

@@ -1,8 +1,8 @@
-"""The channel of kombu. Queues are topics, reply queues are lists, and fanout exchanges publish.
+"""The channel of kombu.
 
-A queue that expires, such as a reply queue, is a list. Its messages have no lease. A temporary
-queue of a fanout exchange is a subscription. All other queues are topics. A topic is created when
-it is first used.
+Most queues are topics of RMQ. RMQ creates a topic when it is first used. A queue that expires, such
+as a reply queue, is a list in Redis. Its messages have no lease. A temporary queue of a fanout
+exchange is a Pub/Sub subscription.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _codec = codec_of("json")
 
 
 class QoS(virtual.QoS):
-    """Settles deliveries: acks them, makes them dead letters, or gives them back."""
+    """Settles deliveries: acks them, makes them dead letters, or releases them."""
 
     def ack(self, delivery_tag: str) -> None:
-        """Settle a message as done."""
+        """Ack a message."""
         super().ack(delivery_tag)
         self.channel.inbox.ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Make a message a dead letter, or give it back for a retry."""
+        """Make a message a dead letter, or release it for a retry."""
         self.channel.inbox.settle("requeue" if requeue else "reject", [delivery_tag])
         super().ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:
-        """Give back all messages that are not settled."""
+        """Release all messages that are not settled."""
         self._flush()
         tags = list(self._delivered)
         self._delivered.clear()
@@ -51,7 +51,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Give back all messages that are not settled, when the channel is closed."""
+        """Release all messages that are not settled when the channel is closed."""
         self._on_collect.cancel()
         if self.channel.connection is not None:
             self.restore_unacked()
@@ -59,7 +59,7 @@ class QoS(virtual.QoS):
 
 
 class Channel(virtual.Channel):
-    """A channel of one connection. `rmq.celery.Transport` has its options."""
+    """A channel of a connection. `rmq.celery.Transport` describes the options."""
 
     QoS = QoS
     supports_fanout = True
@@ -73,7 +73,7 @@ class Channel(virtual.Channel):
     # --- queues ---------------------------------------------------------------------------------
 
     def prepare_queue_arguments(self, arguments: Any, **options: Any) -> Any:
-        """Return the arguments of a queue with its limits, such as `x-expires`."""
+        """Return the arguments of a queue with its limits, for example `x-expires`."""
         return to_rabbitmq_queue_arguments(arguments or {}, **options)
 
     def _new_queue(
@@ -94,11 +94,14 @@ class Channel(virtual.Channel):
             self._keep_list(queue, seconds)
 
     def _keep_list(self, queue: str, seconds: float) -> None:
-        """Record in Redis that a queue is a list. The record expires like the list."""
+        """Record in Redis that a queue is a list.
+
+        The record expires at the same time as the list.
+        """
         self.connection.shared.add(f"list:{queue}", f"{seconds!r}".encode(), expires=seconds)
 
     def _list_s(self, queue: str) -> float | None:
-        """Return after how many seconds the list of a queue expires, or None for a topic."""
+        """Return after how many seconds the list of a queue expires. For a topic, return None."""
         lists = self.connection.lists
         if queue not in lists:
             if len(lists) > LISTS_MOST:  # reply queues of callers that came and went
@@ -154,7 +157,10 @@ class Channel(virtual.Channel):
     # --- exchanges ------------------------------------------------------------------------------
 
     def _table(self, exchange: str, routing_key: str) -> str:
-        """Return the name of a set of bindings. A direct exchange has a set for each key."""
+        """Return the name of a set of bindings.
+
+        A direct exchange has one set for each routing key.
+        """
         is_direct = self.typeof(exchange).type == "direct"
         return f"bindings:{exchange}" + (f":{routing_key}" if is_direct else "")
 
@@ -190,7 +196,7 @@ class Channel(virtual.Channel):
             self._unbind(queue, exchange, routing_key, arguments)
 
     def get_table(self, exchange: str, routing_key: str = "") -> list[tuple[str, ...]]:
-        """Return the bindings of an exchange. For a direct exchange, give the routing key."""
+        """Return the bindings of an exchange. If it is a direct exchange, pass the routing key."""
         found = self.connection.shared.members(self._table(exchange, routing_key))
         return [tuple(binding.decode().split(SEPARATOR)) for binding in found]
 
@@ -203,7 +209,7 @@ class Channel(virtual.Channel):
         return found or ([default] if default is not None else [])
 
     def refresh(self) -> None:
-        """Renew the reply queues of this connection and their bindings, before they expire."""
+        """Renew the reply queues of this connection and their bindings before they expire."""
         for queue in list(self.connection.own_lists):
             self._keep_list(queue, self.connection.lists[queue])
         for (queue, table), binding in list(self.connection.own_bindings.items()):
@@ -244,7 +250,7 @@ class Channel(virtual.Channel):
     def _durable_of(self, exchange: str) -> list[str]:
         """Return the queues of a fanout exchange that are topics.
 
-        Redis is read at most once a second.
+        The method reads Redis at most once a second.
         """
         until, queues = self.connection.durable_of.get(exchange, (0.0, []))
         if time.monotonic() >= until:
@@ -264,16 +270,16 @@ class Channel(virtual.Channel):
         return envelope.unpack(delivery.body, tag, delivery.attempt > 1)
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Receive one message without waiting, or return None."""
+        """Receive one message without waiting. If there is none, return None."""
         message = super().basic_get(queue, no_ack=no_ack, **options)
         if message is not None and no_ack:
             self.inbox.settle("ack", [message.delivery_tag])
         return message
 
     def deliver(self, arrival: Arrival) -> bool:
-        """Call the callback of a queue with a message that has arrived.
+        """Pass a message that has arrived to the callback of its queue.
 
-        Return False if the queue is bound with another routing key, and the message was dropped.
+        If the queue has another routing key, drop the message and return False.
         """
         source, content = arrival.source, arrival.content
         if isinstance(content, rmq.Delivery):
@@ -288,7 +294,10 @@ class Channel(virtual.Channel):
         return True
 
     def _matches(self, queue: str, routing_key: str) -> bool:
-        """Return whether a routing key matches the binding (maybe a pattern) of a fanout queue."""
+        """Return whether a routing key matches the binding of a fanout queue.
+
+        The binding may be a pattern with wildcards.
+        """
         _, bound = self.connection.fanouts.get(queue, ("", ""))
         if not bound or ("*" not in bound and "#" not in bound):
             return True
@@ -298,7 +307,7 @@ class Channel(virtual.Channel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any
     ) -> None:
-        """Begin to consume a queue."""
+        """Start to consume a queue."""
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
         fanout = self.connection.fanouts.get(queue)
         if fanout is not None:
@@ -319,6 +328,6 @@ class Channel(virtual.Channel):
     def basic_qos(
         self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False
     ) -> None:
-        """Set the maximum number of unsettled messages of the channel. 0 means no limit."""
+        """Set how many unsettled messages the channel may have. 0 means no limit."""
         super().basic_qos(prefetch_size, prefetch_count, apply_global)
         self.inbox.note_room()

@@ -1,8 +1,8 @@
 """Convert messages of kombu to messages of a topic, and back.
 
-The body of a topic's message is a JSON object with the parts of kombu's message, so the command
-line and the console show the name and the arguments of a task. The key of the task's own body says
-how the body is encoded:
+The body of the message is a JSON object with the parts of kombu's message. So the command line and
+the console can show the name and the arguments of a task. The JSON object stores the body of the
+task in one of three keys:
 
 * "body": the JSON itself, if the content type is JSON
 * "text": any other text
@@ -27,19 +27,19 @@ _OF_ONE_SEND = ("delivery_tag", "body_encoding")  # properties that each deliver
 
 
 def topic_name(queue: str, prefix: str = "") -> str:
-    """Return the name of the topic of a queue.
+    """Return the name of the topic for a queue.
 
-    Characters that a topic's name cannot have become `-` and their number in hex.
+    The function replaces characters that a topic's name cannot have by `-` and their number in hex.
     """
     return prefix + _NOT_IN_NAMES.sub(lambda found: f"-{ord(found[0]):x}-", queue)
 
 
 def pack(message: Mapping[str, Any], readable: bool = True) -> dict[str, Any]:
-    """Return the object that is stored for a message of kombu.
+    """Return the object that RMQ stores for a message of kombu.
 
     Args:
         message: Message of kombu, from `Channel.prepare_message`.
-        readable: Whether a JSON body is stored as JSON. False stores its text.
+        readable: Whether to store a JSON body as JSON. If False, store its text.
     """
     properties = {k: v for k, v in message["properties"].items() if k not in _OF_ONE_SEND}
     packed = {**message, "properties": properties}
@@ -70,7 +70,7 @@ _read_json = json.JSONDecoder(parse_constant=_no_constant).decode
 def unpack(packed: Any, tag: str, redelivered: bool = False) -> dict[str, Any]:
     """Return the message of kombu in a stored object.
 
-    A message that another program sent to the topic gets a JSON body and no headers.
+    If another program has sent the message to the topic, the result has a JSON body and no headers.
 
     Args:
         packed: Stored object.
@@ -92,7 +92,7 @@ def unpack(packed: Any, tag: str, redelivered: bool = False) -> dict[str, Any]:
 
 
 def send_options(message: Mapping[str, Any], reverses_priorities: bool) -> dict[str, Any]:
-    """Return the options of `Topic.send` for a message of kombu: type, priority, times."""
+    """Return the type, priority and times of a message as options of `Topic.send`."""
     task, properties = _task_of(message), message["properties"]
     options: dict[str, Any] = {"priority": _priority(properties, reverses_priorities)}
     if task.get("task"):
@@ -115,7 +115,7 @@ def send_options(message: Mapping[str, Any], reverses_priorities: bool) -> dict[
 def _task_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the headers of a task.
 
-    In the first version of Celery's protocol, its body has them.
+    In the first version of Celery's protocol, the headers are in the body.
     """
     headers: Mapping[str, Any] = message["headers"]
     if "task" not in headers and message.get("content-type") == JSON and _is_plain(message):
@@ -129,7 +129,7 @@ def _task_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _moment(text: object) -> datetime | None:
-    """Return the time in an ISO text, or None if the text has no time or no time zone."""
+    """Return the time in an ISO text, or None if the text is no time or has no time zone."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

@@ -1,11 +1,13 @@
 """Receive messages in threads, and wake the event loop of the program.
 
 Each consumed queue has a thread that waits for messages of its topic. Other threads wait for
-published data, renew the leases, and in a worker send acks. So the event loop does not poll, and a
-task pool that blocks the loop loses no lease. The threads put messages into an inbox. One byte on a
-socket wakes the loop, which reads the inbox. Acks are sent at least GATHER_S after the previous
-acks, so that one command has many acks. For the same reason, a receive waits for GATHER_S, unless
-half of the prefetch limit is free.
+published data and renew the leases. In a worker, a thread also sends acks. So the event loop does
+not poll. If a task pool blocks the loop, no lease is lost.
+
+The threads put messages into an inbox. One byte on a socket wakes the loop, and the loop reads the
+inbox. There are at least GATHER_S seconds between two commands with acks, so that one command has
+many acks. For the same reason, a thread waits for GATHER_S seconds before it receives messages. If
+half of the prefetch limit is free, the thread does not wait.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ class Source:
 
     Attributes:
         queue: Name of the queue.
-        kind: Kind of the queue: a topic, a list, or the subscription to a fanout exchange.
+        kind: Kind of the queue: a topic, a list, or a subscription to a fanout exchange.
         channel: Channel of kombu that consumes the queue.
-        no_ack: Whether messages are settled before they are delivered.
-        name: Channel of Pub/Sub, if the queue has no topic.
+        no_ack: Whether RMQ settles messages before it delivers them.
+        name: Pub/Sub channel, if the queue is not a topic.
         is_active: Whether the channel still consumes the queue.
         consumer: Consumer of the topic.
     """
@@ -73,8 +75,8 @@ class Unsettled:
     """A delivery that is not settled yet.
 
     Attributes:
-        counts: Whether the delivery counts for the prefetch limit. After its ack it does not count,
-            even if the ack is not sent yet.
+        counts: Whether the delivery counts for the prefetch limit. After an ack, the delivery does
+            not count, even if the ack was not sent yet.
     """
 
     consumer: rmq.Consumer
@@ -84,7 +86,10 @@ class Unsettled:
 
 
 class Arrival(NamedTuple):
-    """A message in the inbox: a delivery with its tag, or bytes of a list or a fanout exchange."""
+    """A message in the inbox.
+
+    It is a delivery with its tag, or bytes from a list or a fanout exchange.
+    """
 
     source: Source
     tag: str
@@ -95,10 +100,10 @@ class Inbox:
     """The inbox of one connection of kombu, with its threads and its unsettled deliveries.
 
     Args:
-        shared: Shared data, which has lists and fanout exchanges.
+        shared: Shared data in Redis. It has lists and fanout exchanges.
         topic_of: Function that opens the topic of a queue.
         lease: Lease of deliveries in seconds, or None for the setting of the topic.
-        refresh: Function that is called about every third of a lease, to keep reply queues.
+        refresh: Function that keeps reply queues. A thread calls it three times per lease.
     """
 
     def __init__(
@@ -134,26 +139,26 @@ class Inbox:
     # --- the loop's side ------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Return the file descriptor that is readable when a message has arrived."""
+        """Return a file descriptor. It is readable when a message has arrived."""
         return self._doorbell.fileno()
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until a message has arrived, at most for a number of seconds."""
+        """Wait until a message has arrived. Wait at most the given number of seconds."""
         if not self._inbox:
             select.select([self._doorbell], [], [], seconds)
         self.silence()
 
     def silence(self) -> None:
-        """Read the bytes from the socket, before the inbox is read."""
+        """Read the bytes from the socket. Call this before you read the inbox."""
         with contextlib.suppress(BlockingIOError):
             while self._doorbell.recv(4096):
                 pass
 
     def next(self) -> Arrival | None:
-        """Return the next message of an active source, or None.
+        """Return the next message, or None if the inbox has none.
 
         Raises:
-            RMQError: A thread has ended, because it cannot receive from its topic.
+            RMQError: A thread has ended because it cannot receive from its topic.
         """
         while self._inbox:
             arrival = self._inbox.popleft()
@@ -165,17 +170,17 @@ class Inbox:
         return None
 
     def note_room(self) -> None:
-        """Wake waiting threads, so that they check whether their channel takes more messages."""
+        """Wake the threads, so that they check how many messages their channel accepts."""
         with self._changed:
             self._changed.notify_all()
 
     def tick(self) -> None:
-        """Call `note_room` in each iteration of the event loop, if Celery decides the prefetch."""
+        """Wake the threads in each iteration of the event loop if Celery decides the prefetch."""
         if any(_counts_alone(source.channel.qos) for source in list(self._sources.values())):
             self.note_room()
 
     def gather_acks(self) -> None:
-        """From now on, collect acks for some milliseconds and send them together."""
+        """Start to collect acks for some milliseconds and to send them together."""
         self._gathers_acks = True
 
     def _put(self, arrivals: Iterable[Arrival | RMQError]) -> None:
@@ -186,7 +191,7 @@ class Inbox:
     # --- sources --------------------------------------------------------------------------------
 
     def consume(self, source: Source) -> None:
-        """Begin to receive the messages of a queue."""
+        """Start to receive the messages of a queue."""
         with self._changed:
             former = self._sources.get(source.queue)
             if former is not None and former.kind == source.kind == "topic":
@@ -211,7 +216,7 @@ class Inbox:
     def cancel(self, queue: str) -> None:
         """Stop receiving messages of a queue.
 
-        Deliveries that Celery already has keep their leases.
+        RMQ continues to renew the leases of deliveries that Celery already has.
         """
         with self._changed:
             source = self._sources.get(queue)
@@ -253,7 +258,7 @@ class Inbox:
     # --- threads --------------------------------------------------------------------------------
 
     def _fetch(self, source: Source) -> None:
-        """Receive as many messages from one topic as its channel takes."""
+        """Receive as many messages of a topic as its channel accepts."""
         while (room := self._wait_for_room(source)) > 0:
             consumer = source.consumer
             assert consumer is not None
@@ -269,7 +274,7 @@ class Inbox:
                 return
 
     def _wait_for_room(self, source: Source) -> int:
-        """Wait until the channel takes messages, and return how many, or 0 at the end."""
+        """Wait until the channel accepts messages. Return how many it accepts, or 0 at the end."""
         with self._changed:
             gathers = self._gathers_acks
             while not self._closing.is_set():
@@ -298,7 +303,7 @@ class Inbox:
     def _accept(
         self, source: Source, consumer: rmq.Consumer, deliveries: list[rmq.Delivery]
     ) -> None:
-        """Put deliveries into the inbox. Release deliveries that exceed the prefetch limit."""
+        """Put deliveries into the inbox. Release deliveries beyond the prefetch limit."""
         if source.no_ack and source.is_active:
             consumer.ack(deliveries)
             self._put([Arrival(source, "", each) for each in deliveries])
@@ -320,7 +325,6 @@ class Inbox:
         return tag
 
     def _listen(self, subscription: SharedSubscription) -> None:
-        """Receive published data and the values of lists."""
         while not self._closing.is_set():
             try:
                 is_heard = subscription.is_heard
@@ -342,7 +346,7 @@ class Inbox:
                 return
 
     def _renew(self) -> None:
-        """Renew the leases of all deliveries, and repeat settlements that failed."""
+        """Renew the leases of all deliveries, and try again to settle deliveries."""
         while not self._closing.wait(self._renew_s):
             with self._changed:
                 consumers = {held.consumer for held in self._held.values()}
@@ -364,7 +368,7 @@ class Inbox:
     # --- settle ---------------------------------------------------------------------------------
 
     def ack(self, tag: str) -> None:
-        """Settle a message as done. In an event loop, acks are collected and sent together."""
+        """Ack a message. In an event loop, collect acks and send them together."""
         held = self._held.get(tag)
         gathers = self._gathers_acks and self._pid == os.getpid()
         if held is None or not gathers or not self._acks.add(tag):
@@ -379,9 +383,9 @@ class Inbox:
     def settle(self, verb: Verb, tags: Iterable[str]) -> None:
         """Settle deliveries by their tags.
 
-        Tags of messages from lists and fanout exchanges are ignored. If Redis cannot be reached,
-        the deliveries keep their leases and are settled later. If their topic was deleted, nothing
-        is settled.
+        The method ignores the tags of messages from lists and fanout exchanges. If Redis cannot be
+        reached, the deliveries keep their leases, and a later call settles them. If their topic was
+        deleted, nothing happens.
         """
         with self._changed:
             found = {tag: self._held[tag] for tag in tags if tag in self._held}
@@ -439,7 +443,7 @@ class Inbox:
             self.settle(verb, tags)
 
     def close(self) -> None:
-        """Give back all deliveries, and end the threads."""
+        """Release all deliveries, and end the threads."""
         if self._pid != os.getpid():
             return  # a child of the process: its parent has the threads and the deliveries
         self._acks.close()  # before the consumers release what is not settled
@@ -460,7 +464,7 @@ class Inbox:
 
 
 def _is_half(room: int, qos: Any) -> bool:
-    """Return whether half of the prefetch limit is free, or Celery decides about prefetching."""
+    """Return whether half of the prefetch limit is free, or whether Celery decides the prefetch."""
     return _counts_alone(qos) or 2 * room >= (qos.prefetch_count or UNLIMITED)
 
 

@@ -1,4 +1,4 @@
-"""The transport of kombu, which Celery uses to reach its broker."""
+"""The transport of kombu. Celery reaches its broker through it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ DEFAULTS: dict[str, Any] = {"max_body": 16 * 1024 * 1024, "on_expire": "drop"}
 def redis_url(connection: Any) -> str:
     """Convert the URL of a kombu connection to a URL for `rmq.Client`.
 
-    kombu removes `rmq+` from the URLs of Sentinel and Cluster, and splits URLs with alternates.
+    kombu removes `rmq+` from the URLs of Sentinel and Cluster. It also splits URLs with several
+    addresses.
     """
     url = connection.hostname or "localhost"
     if "://" not in url:
@@ -53,10 +54,10 @@ class Transport(virtual.Transport):
 
     Options in `broker_transport_options`:
 
-    * lease: Seconds after which the messages of a dead worker are delivered again. Default: the
-      setting of the topic, 30 s.
-    * priorities: "amqp": 9 is delivered first. "kombu": 0 is delivered first, as with kombu's
-      transport for Redis.
+    * lease: Seconds after which RMQ delivers the messages of a dead worker again. Default: the
+    setting of the topic, 30 s.
+    * priorities: "amqp" or "kombu". With "amqp", RMQ delivers priority 9 first. With "kombu", RMQ
+    delivers priority 0 first, as kombu's transport for Redis does.
     * topic: Settings of the topics that the transport creates, by name. See `rmq.Settings`.
     * topic_prefix: First part of the names of all topics.
     * prefix, retry_for, max_connections: Arguments of `rmq.Client`.
@@ -103,20 +104,20 @@ class Transport(virtual.Transport):
         return rmq.__version__
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """Return the URL for people."""
+        """Return the URL without its password."""
         return uri if include_password else redact_url(uri)
 
     # --- topics ---------------------------------------------------------------------------------
 
     def topic_name(self, queue: str) -> str:
-        """Return the name of the topic of a queue."""
+        """Return the name of the topic for a queue."""
         return topic_name(queue, self._topic_prefix)
 
     def topic(self, queue: str) -> rmq.Topic:
-        """Return the topic of a queue.
+        """Return the topic for a queue.
 
-        A missing topic is created with the settings in the options. The settings of an existing
-        topic are not changed.
+        If the topic is missing, the method creates it with the settings in the options. It does not
+        change the settings of an existing topic.
         """
         if queue not in self._topics:
             name = self.topic_name(queue)
@@ -130,11 +131,11 @@ class Transport(virtual.Transport):
         return self._topics[queue]
 
     def forget_topic(self, queue: str) -> None:
-        """Forget the open topic of a queue, so that its next use opens the topic again."""
+        """Forget the open topic of a queue, so that the next use opens the topic again."""
         self._topics.pop(queue, None)
 
     def delete_topic(self, queue: str) -> None:
-        """Delete the topic of a queue with everything in it."""
+        """Delete the topic of a queue and all its messages."""
         self.forget_topic(queue)
         with contextlib.suppress(TopicNotFound):
             self.rmq_client.admin.topic_delete(self.topic_name(queue), force=True)
@@ -147,7 +148,7 @@ class Transport(virtual.Transport):
         return super().establish_connection()
 
     def close_connection(self, connection: Any) -> None:
-        """Give back all messages, and end the threads."""
+        """Release all messages, and end the threads."""
         if self._pid != os.getpid():
             return
         super().close_connection(connection)
@@ -162,7 +163,7 @@ class Transport(virtual.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Register `on_readable` in the event loop of a worker.
 
-        The loop calls it when messages have arrived.
+        The loop then calls `on_readable` when messages have arrived.
         """
         loop.add_reader(self.inbox.fileno(), self.on_readable, connection, loop)
         loop.on_tick.add(self.inbox.tick)
@@ -196,12 +197,11 @@ class Transport(virtual.Transport):
             pass
 
     def _deliver_next(self) -> bool:
-        """Deliver the next message. Return False if no message has arrived."""
         while (arrival := self.inbox.next()) is not None:
             if arrival.source.channel.deliver(arrival):
                 return True
         return False
 
     def deliver(self, message: dict[str, Any], queue: str) -> None:
-        """Call the callback of a queue."""
+        """Call the callback of a queue with a message."""
         self._callbacks[queue](message)

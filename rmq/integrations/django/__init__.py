@@ -1,1 +1,1 @@
-"""The backend of `django.tasks`, its worker, its outbox, and the Django app with the commands."""
+"""The backend of `django.tasks`, its worker, its outbox, and the commands of `manage.py`."""

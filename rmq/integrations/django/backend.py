@@ -1,4 +1,4 @@
-"""The backend of `django.tasks`: it sends tasks as messages of RMQ, and reads their results."""
+"""The backend of `django.tasks`. It sends tasks as messages of RMQ, and reads their results."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ _shared: dict[str, _Shared] = {}
 
 
 class TaskBackend(BaseTaskBackend):
-    """Sends each task as a message to the topic that has the name of its queue.
+    """Sends each task as a message to the topic that has the name of the task's queue.
 
-    An enqueued task survives the death of this program. A worker runs it at least once: if the
-    worker dies, another worker runs it again.
+    An enqueued task survives the death of this program. A worker runs the task at least once. If
+    the worker dies, another worker runs the task again.
 
     Keys of `OPTIONS`:
 
     * url, prefix, retry_for, timeout, max_connections: Arguments of rmq.Client.
-    * results: Time for which the result of a successful task is kept, in seconds or as a timedelta,
-      1 s to 30 days. With None, no results are kept. Default: one day.
+    * results: Time for which RMQ keeps the result of a successful task, in seconds or as a
+    timedelta, 1 s to 30 days. With None, RMQ keeps no results. Default: one day.
     * retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
     * topic: Settings of the topics (see rmq.Settings), as a dict.
-    * outbox: Alias in DATABASES. A task that is enqueued inside of `atomic()` of this database is
-      sent if and only if the transaction commits. Default: None. Every task is then sent
-      immediately.
+    * outbox: Alias in DATABASES. If you enqueue a task inside `atomic()` of this database, RMQ
+    sends the task only if the transaction commits. Default: None. RMQ then sends every task
+    immediately.
     """
 
     task_class = Task
@@ -142,7 +142,7 @@ class TaskBackend(BaseTaskBackend):
                 )
 
     def relay(self) -> Relay:
-        """Return a new relay, which sends the rows of the outbox to this backend's Redis.
+        """Return a new relay. It sends the rows of the outbox to this backend's Redis.
 
         `relay.run(stop)` sends rows until the event `stop` is set. `relay.run_once()` sends one
         batch.
@@ -156,19 +156,19 @@ class TaskBackend(BaseTaskBackend):
 
     @property
     def retries(self) -> int:
-        """Number of retries for tasks without the option `retries`."""
+        """Number of retries for tasks that do not set the option `retries`."""
         return int(self.options.get("retries", 0))
 
     def register(
         self, queues: Iterable[str] | None = None, concurrency: int | None = None
     ) -> rmq.Client:
-        """Register the handlers of this backend's queues, for a worker, and return the client.
+        """Register the handlers of this backend's queues, and return the client.
 
-        Call it once in a process. `rmq worker MODULE` runs the returned client.
+        Call this once in a worker process. `rmq worker MODULE` runs the returned client.
 
         Args:
             queues: Names of the queues. Default: the `QUEUES` of the backend.
-            concurrency: Maximum number of tasks of a queue that run at a time. Default: 8.
+            concurrency: Maximum number of tasks of a queue that run at the same time. Default: 8.
         """
         for queue in sorted(self.queues if queues is None else set(queues)):
             topic = self.topic(queue)
@@ -176,7 +176,7 @@ class TaskBackend(BaseTaskBackend):
         return self.client
 
     def topic(self, queue: str) -> rmq.Topic:
-        """Return the topic of a queue.
+        """Return the topic for a queue.
 
         Raises:
             InvalidValue, InvalidType: The name or a setting is not valid.
@@ -200,15 +200,15 @@ class TaskBackend(BaseTaskBackend):
             )
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
-        """Send a task to its topic, or write it into the outbox.
+        """Send a task to its topic, or write the task into the outbox.
 
         Returns:
-            The result, with the status READY. If the queue has a task with the same `dedup_key`,
-            the result of that task, if it is kept.
+            The result with the status READY. If the queue already has a task with the same
+            `dedup_key`, the result of this other task, if RMQ keeps it.
 
         Guarantee:
-            After this returns, the task is in Redis. If it raises rmq.OutcomeUnknown, the task may
-            be in Redis. Inside of `atomic()` of the outbox's database, the task is in the
+            When this method returns, the task is in Redis. If it raises rmq.OutcomeUnknown, the
+            task may be in Redis. Inside `atomic()` of the outbox's database, the task is in the
             transaction.
 
         Raises:
@@ -252,7 +252,6 @@ class TaskBackend(BaseTaskBackend):
         return result
 
     def _send(self, queue: str, message: rmq.Outgoing) -> tuple[rmq.MessageId, bool]:
-        """Send a message or write it into the outbox. Return its id, and whether it is new."""
         if self.outbox is not None and connections[self.outbox].in_atomic_block:
             from rmq.integrations.django import outbox
 
@@ -270,12 +269,13 @@ class TaskBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> TaskResult:
         """Return the state of a task.
 
-        The result of a successful task is kept for the time in the option `results`. The result of
-        a failed task is read from its dead letter, as long as the dead letter exists.
+        RMQ keeps the result of a successful task for the time in the option `results`. A failed
+        task becomes a dead letter. RMQ reads its result from the dead letter as long as the dead
+        letter exists.
 
         Raises:
-            TaskResultDoesNotExist: The id is unknown, the result is no longer kept, or the task was
-                cancelled or has expired.
+            TaskResultDoesNotExist: The id is unknown, RMQ no longer keeps the result, or the task
+                was cancelled or has expired.
             RMQError: Redis cannot be read.
         """
         queue, _, text = str(result_id).rpartition(":")

@@ -1,7 +1,7 @@
 """The console and the HTTP API as a view of Django, for the users of the Django project.
 
-Both are an ASGI application, `rmq.server.ConsoleApp`. The application runs in an event loop in a
-thread of this process. It needs one loop for its connections to Redis, and the view must work under
+Both are an ASGI application, `rmq.server.ConsoleApp`. This application runs in an event loop in a
+thread of this process. It needs a single loop for its connections to Redis. The view works under
 WSGI and under ASGI.
 """
 
@@ -40,7 +40,7 @@ _lock = threading.Lock()
 
 
 def role_of(user: Any) -> Role | None:
-    """Return the role of a user: admin for superusers, operator for staff, None for others."""
+    """Return the role of a user: admin for superusers, operator for staff, otherwise None."""
     if not user.is_active:
         return None
     if user.is_superuser:
@@ -57,11 +57,11 @@ def console_urls(
     """Return the URL patterns of the console and the API, for `include`.
 
     Args:
-        url: URL of Redis. Default: the Redis of the task backend "default". If this backend is not
-            RMQ's, the default is `RMQ_URL`.
-        prefix: First part of every key.
-        role: Function that returns the role of a user, or None if the user has no access. It is
-            called for each request with Django's user, who may be anonymous.
+        url: URL of Redis. Default: the Redis of the task backend "default". If RMQ does not provide
+            this backend, the default is `RMQ_URL`.
+        prefix: Prefix of all keys in Redis.
+        role: Function that returns the role of a user, or None if the user has no access. RMQ calls
+            it for each request with Django's user, who may be anonymous.
 
     Raises:
         ConfigurationError: The URL is not valid, or a package of the extra "server" is missing.
@@ -74,7 +74,7 @@ def console_urls(
 
 
 class ConsoleView:
-    """A view that passes a request to the console, with the role of Django's user."""
+    """A view that passes a request to the console with the role of Django's user."""
 
     # The console checks its own CSRF tokens. The view sends anonymous users to the login.
     csrf_exempt = True
@@ -107,7 +107,7 @@ class ConsoleView:
         return None if role is None else Principal(user.get_username(), role)
 
     def _find(self, connection: HTTPConnection) -> Principal | None:
-        """Return the principal of a request. It may lose its role during a long answer."""
+        """Return the user of a request. The user may lose the role during a long answer."""
         scope = connection.scope
         found: Principal | None = scope[_PRINCIPAL]
         session: Any = getattr(scope[_REQUEST], "session", {})
@@ -137,7 +137,6 @@ def _scope_of(request: HttpRequest, rest: str) -> dict[str, Any]:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process, which runs in a thread."""
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -147,12 +146,14 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 class _Answer:
-    """The answer to a request, which the application writes and a thread or task of Django reads.
+    """The answer to a request.
+
+    The application writes the answer, and a thread or task of Django reads it.
 
     Args:
         app: The console.
         scope: The request.
-        body: Its body.
+        body: Body of the request.
     """
 
     def __init__(self, app: ConsoleApp, scope: dict[str, Any], body: bytes) -> None:
@@ -190,23 +191,17 @@ class _Answer:
 
         Raises:
             ConnectionAbortedError: The answer is not complete, and the client must notice this. A
-                stream of events may end at any time: the browser opens it again.
+                stream of events may end at any time, because the browser opens it again.
         """
         if message is None and not self._may_end:
             raise ConnectionAbortedError("the console has broken off its answer")
         return {"body": b"", "more_body": False, **(message or {})}
 
     def close(self) -> None:
-        """End a long answer: the client has disconnected, or has received the whole answer."""
+        """End a long answer. The client has disconnected, or has received the whole answer."""
         self._running.cancel()
 
     def response(self, is_async: bool, is_stream: bool) -> HttpResponseBase:
-        """Return Django's response.
-
-        Args:
-            is_async: Whether an ASGI server reads the parts of a long answer.
-            is_stream: Whether the answer is a stream of events.
-        """
         start = self._checked(self._next().result())
         self._may_end = is_stream
         first = self._checked(self._next().result())
@@ -225,14 +220,12 @@ class _Answer:
         return response
 
     def parts(self, message: Any) -> Iterator[bytes]:
-        """Yield the parts of a long answer to a thread."""
         yield message["body"]
         while message["more_body"]:
             message = self._checked(self._next().result())
             yield message["body"]
 
     async def parts_async(self, message: Any) -> AsyncIterator[bytes]:
-        """Yield the parts of a long answer to an asyncio task."""
         yield message["body"]
         while message["more_body"]:
             message = self._checked(await asyncio.wrap_future(self._next()))
@@ -240,7 +233,7 @@ class _Answer:
 
 
 class _Parts:
-    """A long answer under WSGI. Django calls `close` at its end."""
+    """A long answer under WSGI. Django calls `close` when the answer ends."""
 
     def __init__(self, answer: _Answer, first: Any) -> None:
         self._answer, self._first = answer, first

@@ -1,7 +1,7 @@
-"""Tasks that are enqueued inside of `atomic()`: rows of RMQ's outbox in Django's database.
+"""Tasks that you enqueue inside `atomic()`. They are rows of RMQ's outbox in Django's database.
 
-Django's cursor writes the row, so it belongs to the transaction and its savepoints. The relay uses
-SQLAlchemy, on connections that Django's database backend opens.
+Django's cursor writes the row, so the row belongs to the transaction and its savepoints. The relay
+uses SQLAlchemy with connections that Django's database backend opens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Row(NamedTuple):
     """A row of the outbox.
 
     Attributes:
-        facts: Facts of the task.
+        facts: The stored facts of the task.
         is_waiting: Whether the relay has not sent the message yet.
-        error: Why the message can never be sent, or ''.
+        error: Reason why the message can never be sent, or ''.
         basis: Slot basis of the message, or None.
     """
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def write(alias: str, topic: str, message: rmq.Outgoing) -> rmq.MessageId:
-    """Write a message into the outbox, in the current transaction. Return the id of its row."""
+    """Write a message into the outbox in the current transaction. Return the id of its row."""
     connection = connections[alias]
     stub = _outbox.statement(connection.vendor, topic, message, confirm=False)
     with connection.cursor() as cursor:
@@ -49,7 +49,7 @@ def write(alias: str, topic: str, message: rmq.Outgoing) -> rmq.MessageId:
 
 
 def read(alias: str, stub: rmq.MessageId) -> Row | None:
-    """Read a row of the outbox that this transaction sees, or return None."""
+    """Read a row of the outbox in the current transaction. If there is no such row, return None."""
     with connections[alias].cursor() as cursor:
         cursor.execute(_SELECT, [str(stub)])
         row = cursor.fetchone()
@@ -71,12 +71,12 @@ def read(alias: str, stub: rmq.MessageId) -> Row | None:
 
 
 def sent_id(client: rmq.Client, topic: str, stub: rmq.MessageId, row: Row | None) -> rmq.MessageId:
-    """Return the id of the message of a row, whether or not the relay has sent it."""
+    """Return the id that the message of a row has or will have in Redis."""
     return message_id(client, topic, stub, None if row is None else row.basis)
 
 
 def new_relay(alias: str, client: rmq.Client) -> Relay:
-    """Return a relay that sends the messages of committed rows to a client's Redis."""
+    """Return a relay. It sends the messages of committed rows to the Redis of a client."""
     database = connections.create_connection(alias)
     options = {name: v for name, v in database.settings_dict["OPTIONS"].items() if name != "pool"}
     database.settings_dict = {**database.settings_dict, "OPTIONS": options}

@@ -1,6 +1,6 @@
-"""Make results of `django.tasks` from messages, deliveries and kept results of RMQ.
+"""Create results of `django.tasks` from messages, deliveries and stored results of RMQ.
 
-`Facts` describes the enqueued task and its failed attempts. A successful task stores its facts with
+`Facts` describes an enqueued task and its failed attempts. A successful task stores its facts with
 its return value, because its message no longer exists.
 """
 
@@ -32,17 +32,17 @@ UNKNOWN_WORKER = "unknown"  # for an attempt whose worker died
 
 @dataclass
 class Facts:
-    """The facts of a task, as JSON stores them.
+    """What RMQ stores about a task, as JSON.
 
     Attributes:
         path: Module and name of the task.
-        args: Its positional arguments.
-        kwargs: Its named arguments.
+        args: Positional arguments of the task.
+        kwargs: Named arguments of the task.
         priority: Priority of RMQ.
         due: Due time as ISO text, or None.
         group: Name of the group, or None.
-        retries: Number of retries that the caller asked for, or None.
-        enqueued: Time of `enqueue` as ISO text, if the id does not have it, or None.
+        retries: Number of retries that the caller has set, or None.
+        enqueued: Time of `enqueue` as ISO text. None if the id has this time.
         errors: Class path and traceback of each failed attempt, oldest first.
         workers: Host and process id of the worker of each attempt.
     """
@@ -59,7 +59,7 @@ class Facts:
     workers: list[str] = field(default_factory=list)
 
     def stored(self, **values: Any) -> dict[str, Any]:
-        """Return the value of a kept result: these facts, and the given values."""
+        """Return a value for the message's result: these facts and the given values."""
         return asdict(self) | values
 
 
@@ -68,10 +68,10 @@ def facts_of(source: rmq.Message | rmq.Delivery, attempts: Sequence[rmq.Attempt]
 
     Args:
         source: Message or delivery.
-        attempts: Its failed attempts, newest first.
+        attempts: Failed attempts of the message, newest first.
 
     Raises:
-        TaskResultDoesNotExist: The message is no task of Django.
+        TaskResultDoesNotExist: The message is not a task of Django.
     """
     body = source.body
     if source.type is None or not isinstance(body, dict) or not {"args", "kwargs"} <= body.keys():
@@ -89,7 +89,7 @@ def facts_of(source: rmq.Message | rmq.Delivery, attempts: Sequence[rmq.Attempt]
 
 
 def class_path(attempt: rmq.Attempt) -> str:
-    """Return module and name of the exception class of a failed attempt."""
+    """Return the module and the name of the exception class of a failed attempt."""
     name = attempt.error.partition(":")[0]
     if attempt.reason == "lease ran out":
         return "rmq.errors.LeaseLost"
@@ -104,7 +104,7 @@ def find_task(path: str) -> Task:
     """Import a task.
 
     Raises:
-        ImportError: The module is missing, or the name is no task.
+        ImportError: The module is missing, or the name is not a task.
     """
     found = import_string(path)
     if not isinstance(found, Task):
@@ -113,7 +113,7 @@ def find_task(path: str) -> Task:
 
 
 def django_time(moment: datetime | None) -> datetime | None:
-    """Return a time as the settings of Django want it: aware, or naive without USE_TZ."""
+    """Return a time as Django's settings require: naive without USE_TZ, otherwise aware."""
     if moment is None or settings.USE_TZ:
         return moment
     naive: datetime = timezone.make_naive(moment)
@@ -121,7 +121,10 @@ def django_time(moment: datetime | None) -> datetime | None:
 
 
 def _django_priority(priority: int) -> int:
-    """Convert a priority to Django's range, which other programs may exceed."""
+    """Convert a priority to Django's range.
+
+    Other programs may send a priority outside this range.
+    """
     return max(-PRIORITIES, min(PRIORITIES, priority - PRIORITY_0))
 
 

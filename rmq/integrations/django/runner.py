@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 
 def shown_id(d: rmq.Delivery) -> rmq.MessageId:
-    """Return the id that `enqueue` has returned: the id of the message, or of its outbox row."""
+    """Return the id that `enqueue` has returned. It is the id of the message or its outbox row."""
     return d.id.with_slot(0, 0) if d.body.get("stub") else d.id
 
 
 class TaskRunner:
-    """Runs the tasks of one queue. Its method `handle` is the handler of the queue's topic."""
+    """Runs the tasks of one queue. The queue's topic has the method `handle` as its handler."""
 
     def __init__(self, backend: TaskBackend, topic: rmq.Topic) -> None:
         self._backend = backend
         self._topic = topic
 
     def handle(self, d: rmq.Delivery) -> dict[str, Any]:
-        """Run a task, send the signals of `django.tasks`, and return the value of the result."""
+        """Run a task, send the signals of `django.tasks`, and return the result's value."""
         # As Django does before and after a request.
         reset_queries()
         close_old_connections()

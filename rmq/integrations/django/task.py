@@ -13,19 +13,19 @@ from rmq.integrations.django import tasks_api
 class Task(tasks_api.Task):
     """A task of `django.tasks` that also has options of RMQ.
 
-    Give the options to `@task` (Django 6.1 or later) or to `using`.
+    Pass the options to `@task` (Django 6.1 or later) or to `using`.
 
     Args:
-        retries: Number of retries after exceptions, 0 to 16. Default: the option `retries` of the
+        retries: Number of retries after an exception, 0 to 16. Default: the option `retries` of the
             backend.
         retry: Retry policy, for example rmq.Exponential(). Default: the policy of the topic.
-        group: Name of the message's group. The tasks of a group run one at a time, in order.
-        dedup_key: Your name for this task, 1 to 200 bytes of UTF-8. While a task with this key is
-            in its queue, and for the topic's `dedup_window` after it has ended, `enqueue` returns
-            the result of that task and enqueues nothing.
-        expires: Time after the due time within which the task must begin, in seconds or as a
-            timedelta.
-        max_runtime: Time limit of a run, in seconds or as a timedelta.
+        group: Name of the task's group. The tasks of a group run one after another, in order.
+        dedup_key: Your name for this task, 1 to 200 bytes of UTF-8. If the queue already has a task
+            with this key, `enqueue` returns the result of the existing task and enqueues nothing.
+            This also applies for the topic's `dedup_window` after the existing task has ended.
+        expires: Time in which the task must begin, in seconds or as a timedelta. The time starts at
+            the due time.
+        max_runtime: Maximum time for which the task may run, in seconds or as a timedelta.
     """
 
     retries: int | None = None
@@ -44,7 +44,8 @@ class Task(tasks_api.Task):
 class TaskContext(tasks_api.TaskContext):
     """The context of a running task, with the delivery of its message.
 
-    The delivery reports progress, stores steps, and shows whether a cancellation was requested.
+    Through the delivery, a task can report its progress, store steps, and see whether it was
+    cancelled.
     """
 
     delivery: rmq.Delivery

@@ -1,4 +1,7 @@
-"""The names of `django.tasks`: from Django 6, or from the package django-tasks on older Djangos."""
+"""The names of `django.tasks`.
+
+On Django before version 6, the names come from the package django-tasks.
+"""
 
 from __future__ import annotations
 

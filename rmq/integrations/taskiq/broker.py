@@ -1,4 +1,4 @@
-"""The broker of taskiq: it sends tasks as messages of a topic, and receives them."""
+"""The broker of taskiq. It sends tasks as messages of a topic, and receives them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ _running: contextvars.ContextVar[RunningTask | None] = contextvars.ContextVar("r
 
 
 class Broker(AsyncBroker):
-    """A broker of taskiq on RMQ. Its queue is a topic.
+    """A broker of taskiq on RMQ. Each queue is a topic.
 
     After `kiq` returns, the task survives any crash of your programs, as long as Redis keeps its
-    data. A worker runs the task at least once: if the worker dies, another worker runs it again.
+    data. A worker runs the task at least once. If the worker dies, another worker runs the task
+    again.
 
-    A task may have the labels `delay` (seconds), `at` (an aware datetime, or epoch ms), `priority`
-    (17 to 1 048 575), `group`, `dedup_key`, and `queue_name` (name of another topic).
+    A task may have these labels: `delay` (seconds), `at` (an aware datetime, or epoch ms),
+    `priority` (17 to 1 048 575), `group`, `dedup_key`, and `queue_name` (name of another topic).
 
     Args:
-        url: Address of Redis, see rmq.AsyncClient. Default: RMQ_URL, else
+        url: Address of Redis, see rmq.AsyncClient. Default: RMQ_URL, otherwise
             redis://localhost:6379/0.
         queue_name: Name of the topic.
         prefetch: Maximum number of messages that wait in a worker process for taskiq's receiver, 1
-            to 1000. A message that waits for 0.5 s goes to another worker.
-        keep_failed: Whether a task that raised an exception becomes a dead letter, unless a
-            middleware of taskiq retries the task. By default, only rejected tasks
+            to 1000. If a message has waited for 0.5 s, RMQ gives it to another worker.
+        keep_failed: Whether a failed task becomes a dead letter. If a middleware of taskiq retries
+            the task, the task does not become a dead letter. By default, only rejected tasks
             (`Context.reject`) become dead letters, and taskiq acks other failed tasks.
         prefix, retry_for, timeout, max_connections: Arguments of rmq.AsyncClient.
-        settings: Settings of the topics, see rmq.Settings. Durations are in seconds or timedelta.
+        settings: Settings of the topics, see rmq.Settings. Durations are in seconds or timedeltas.
 
     Raises:
         ConfigurationError: The URL, a name or a setting is not valid.
@@ -82,7 +83,10 @@ class Broker(AsyncBroker):
 
     @property
     def client(self) -> rmq.AsyncClient:
-        """The client of RMQ, for example to read dead letters. `shutdown` closes it."""
+        """The client of RMQ.
+
+        Use it for example to read dead letters. `shutdown` closes the client.
+        """
         if self._client is None:
             self._client = rmq.AsyncClient(**self._of_client)
         return self._client
@@ -100,12 +104,12 @@ class Broker(AsyncBroker):
         return topic
 
     async def startup(self) -> None:
-        """Open the topic, and start middlewares and the result backend."""
+        """Open the topic, and start the middlewares and the result backend."""
         await super().startup()
         await self._topic(self.queue_name).open()
 
     async def shutdown(self) -> None:
-        """Give back all tasks that are not settled, and close the connections."""
+        """Release all tasks that are not settled, and close the connections."""
         try:
             await super().shutdown()
         finally:
@@ -145,8 +149,8 @@ class Broker(AsyncBroker):
         """Send a task.
 
         Guarantee:
-            After this returns, the task is in Redis. If it raises OutcomeUnknown, the task may be
-            in Redis.
+            When this method returns, the task is in Redis. If it raises OutcomeUnknown, the task
+            may be in Redis.
 
         Raises:
             InvalidValue: A label has a wrong value.
@@ -171,7 +175,7 @@ class Broker(AsyncBroker):
         await self._topic(queue, "bytes").send(data, **options)
 
     def _as_json(self, data: bytes) -> dict[str, Any] | None:
-        """Return the JSON object of a message, which the command line and the console can show."""
+        """Return a message as a JSON object. The command line and the console can show it."""
         if isinstance(self.formatter, ProxyFormatter | JSONFormatter):
             try:
                 body = json.loads(data)
@@ -183,10 +187,10 @@ class Broker(AsyncBroker):
     # --- receive --------------------------------------------------------------------------------
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """Receive tasks, for the receiver of taskiq.
+        """Receive tasks for the receiver of taskiq.
 
-        A message that is no task becomes a dead letter. If this worker does not know a task, the
-        task is retried, so that another worker may run it.
+        A message that is not a task becomes a dead letter. If this worker does not know a task, RMQ
+        retries the task, so that another worker may run it.
         """
         inbox = Inbox(self, self._open_topic, self._prefetch, self._keep_failed)
         self._inboxes.append(inbox)
@@ -201,7 +205,7 @@ class Broker(AsyncBroker):
     def note_begin(self, task_id: str) -> None:
         """Record that the current asyncio task runs a task of taskiq.
 
-        If several received messages have this task id, the first received message is used.
+        If this worker has received several messages with this task id, the first message counts.
         """
         received = self._received.get(task_id)
         task = received.popleft() if received else None
@@ -213,24 +217,19 @@ class Broker(AsyncBroker):
 
 
 class _Hooks(TaskiqMiddleware):
-    """The first middleware of a broker. It checks labels, and records when tasks begin and fail."""
-
     broker: Broker
 
     async def pre_send(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Check labels here, because `kiq` hides errors of `kick`."""
         await self.broker.check_labels(message.labels)
         return message
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        """Record that the task begins."""
         self.broker.note_begin(message.task_id)
         return message
 
     def on_error(
         self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException
     ) -> None:
-        """Record the error of a task that no other middleware retries."""
         task = _running.get(None)
         is_retried = result.error is not exception or isinstance(exception, NoResultError)
         if task is not None and not is_retried:

@@ -1,7 +1,7 @@
 """Receive the tasks of a topic, renew their leases, and settle them.
 
-The receiver of taskiq only acks tasks. So the inbox observes the asyncio task that runs a task. If
-the asyncio task ends without an ack, the task has failed.
+The receiver of taskiq only acks tasks. So the inbox observes the asyncio task that runs a task of
+taskiq. If the asyncio task ends without an ack, the task of taskiq has failed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ UNKNOWN = "this worker has no task {!r}: import its module, or correct its name"
 
 
 class RunningTask:
-    """A task that taskiq has received and that is not settled yet.
+    """A task that taskiq has received and not settled yet.
 
     Attributes:
-        delivery: Delivery of its message.
+        delivery: Delivery of the task's message.
         data: Bytes for the formatter of the broker.
-        task_id: Id of taskiq.
+        task_id: Task id of taskiq.
         error: Exception of the task.
         is_acked: Whether taskiq has acked the task. Redis may not have confirmed the ack yet.
         is_settling: Whether a call to Redis is settling the task.
@@ -53,10 +53,10 @@ class RunningTask:
         self.is_acked = self.is_settling = False
 
     async def ack(self) -> None:
-        """Ack the message, for taskiq. If Redis cannot be reached, the inbox repeats the ack later.
+        """Ack the message for taskiq. If Redis cannot be reached, the inbox repeats the ack later.
 
         Raises:
-            LeaseLost: The lease is gone, so another worker may run the task.
+            LeaseLost: The lease was lost, so another worker may run the task.
         """
         self.is_acked = True
         await self._inbox.settle(self)
@@ -65,7 +65,7 @@ class RunningTask:
         """Record that the current asyncio task runs this task.
 
         Raises:
-            LeaseLost: The lease is gone, so the task must not begin.
+            LeaseLost: The lease was lost, so the task must not begin.
         """
         current = asyncio.current_task()
         assert current is not None
@@ -78,9 +78,9 @@ class Inbox:
     """The tasks of one call of `Broker.listen`.
 
     Args:
-        broker: Broker, which knows the tasks and their format.
+        broker: Broker. It knows the tasks and their format.
         open_topic: Function that opens the topic.
-        prefetch: Maximum number of messages that wait here for the receiver.
+        prefetch: Maximum number of messages that wait in the inbox for the receiver.
         keep_failed: Whether a task that raised an exception becomes a dead letter. A rejected task
             always becomes a dead letter.
     """
@@ -131,7 +131,7 @@ class Inbox:
             return task
 
     def _read(self, delivery: rmq.AsyncDelivery) -> tuple[bytes, TaskiqMessage]:
-        """Return the bytes for the receiver, and the message that they encode."""
+        """Return the bytes for the receiver, and the taskiq message in these bytes."""
         data = self._data_of(delivery)
         message = self._broker.formatter.loads(data)
         message.parse_labels()
@@ -150,7 +150,7 @@ class Inbox:
     async def _fill(self) -> None:
         """Receive messages.
 
-        If the receiver has quickly taken the last batch, receive twice as many.
+        If the receiver has quickly used the last batch, receive twice as many messages.
         """
         clock = asyncio.get_running_loop().time
         is_quick = clock() - self._filled_at < QUICK_S
@@ -176,12 +176,12 @@ class Inbox:
             self._renewal = asyncio.create_task(self._renew())
 
     def _check_buffer(self, filled_at: float) -> None:
-        """If the receiver is busy, give messages back, because other workers may be free."""
+        """If the receiver is busy, release messages, because another worker may be free."""
         if self._buffer and self._filled_at == filled_at:
             self._start(self.give_back())
 
     async def give_back(self) -> None:
-        """Release the messages that the receiver has not asked for."""
+        """Release the messages for which the receiver has not asked yet."""
         await self._is_renewed.wait()
         deliveries = [each for each in self._buffer if not each.is_settled]
         self._buffer.clear()
@@ -242,7 +242,7 @@ class Inbox:
                 is_lost.set_result(delivery in lost)
 
     def note_end(self, task: RunningTask, ended: asyncio.Task[Any]) -> None:
-        """Record that a task has ended, with or without an ack."""
+        """Record that a task has ended. It may have ended without an ack."""
         error = None if ended.cancelled() else ended.exception()
         if error is not None:
             trace = None if isinstance(error, RMQError) else error
@@ -279,7 +279,7 @@ class Inbox:
     async def _end(self, call: Awaitable[Any]) -> Any:
         """Await a call, and log its error.
 
-        After an error, the lease expires and the message is delivered again.
+        After an error, the lease expires, and RMQ delivers the message again.
         """
         try:
             return await call
@@ -292,7 +292,7 @@ class Inbox:
         made.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Give back all tasks that are not settled."""
+        """Release all tasks that are not settled."""
         if self._renewal is not None:
             self._renewal.cancel()
         self._send_acks()

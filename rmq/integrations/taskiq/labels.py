@@ -1,6 +1,6 @@
 """Convert the labels of a task to the options of a send.
 
-taskiq turns the values of labels into text before the broker gets them.
+taskiq converts the values of labels to text before the broker gets them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ _NOT_IN_TYPES = re.compile(r"[^A-Za-z0-9._:/-]")
 
 
 def type_of(task_name: str) -> str:
-    """Return the message type of a task: its name, with `_` for characters no type can have."""
+    """Return the message type of a task.
+
+    The type is the name of the task. The function replaces characters that a type cannot have by
+    `_`.
+    """
     return _NOT_IN_TYPES.sub("_", task_name)[:128]
 
 
@@ -65,11 +69,11 @@ _LABELS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def send_options(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `Topic.send` for the labels of a task.
+    """Return the labels of a task as options of `Topic.send`.
 
-    A label that is None is ignored. If taskiq sends a task again, the task has the labels of its
-    first send. Then `dedup_key` is ignored, because the running task still has the key. If there is
-    a `delay`, `at` is also ignored.
+    The function ignores a label that is None. If taskiq sends a task again, the task has the labels
+    of its first send. The function then ignores `dedup_key`, because the running task still has the
+    key. If there is a `delay`, the function also ignores `at`.
 
     Raises:
         InvalidValue: A label has a wrong value.

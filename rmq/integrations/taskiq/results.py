@@ -1,4 +1,4 @@
-"""The result backend of taskiq: results and progress are values in Redis that expire."""
+"""The result backend of taskiq. It stores results and progress as values in Redis that expire."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ R = TypeVar("R")
 
 
 class ResultIsMissingError(ResultGetError):
-    """The task has not ended, its result is not kept, or the result has expired."""
+    """The task has not ended, RMQ does not keep its result, or the result has expired."""
 
     __template__ = "there is no result of task {task_id}: it has not ended, or has expired"
     task_id: str
 
 
 class ResultBackend(AsyncResultBackend[R]):
-    """Keeps the results of tasks, and their progress, in Redis for a time.
+    """Keeps the results and the progress of tasks in Redis for a limited time.
 
-    Results are JSON, so a task may return any value that JSON or pydantic can write. If it returns
-    another value, the stored result is an error.
+    Results are JSON. A task may return any value that JSON or pydantic can write. For any other
+    value, the stored result is an error.
 
     Args:
-        url: Address of Redis, see rmq.AsyncClient. Default: RMQ_URL, else
+        url: Address of Redis, see rmq.AsyncClient. Default: RMQ_URL, otherwise
             redis://localhost:6379/0.
-        expires: Time for which a result is kept, in seconds or as a timedelta, 1 ms or more. With
-            None, a result is kept until it is replaced.
+        expires: Time for which Redis keeps a result, in seconds or as a timedelta, 1 ms or more.
+            With None, Redis keeps a result until it is replaced.
         serializer: Serializer of taskiq. Default: JSON. With a PickleSerializer, anybody who can
             write to Redis can run code in your program.
         prefix, retry_for, timeout, max_connections: Arguments of rmq.AsyncClient.
@@ -85,7 +85,7 @@ class ResultBackend(AsyncResultBackend[R]):
             await client.close()
 
     async def set_result(self, task_id: str, result: TaskiqResult[R]) -> None:
-        """Store a result. It replaces an earlier result of the task.
+        """Store a result. It replaces the previous result of the task.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -122,11 +122,11 @@ class ResultBackend(AsyncResultBackend[R]):
         return result
 
     async def set_progress(self, task_id: str, progress: TaskProgress[Any]) -> None:
-        """Store the progress of a task, for as long as a result is kept."""
+        """Store the progress of a task. RMQ keeps the progress as long as a result."""
         data = self._serializer.dumpb(progress.model_dump(mode="json"))
         await self._data.put(f"progress:{task_id}", data, expires=self._expires)
 
     async def get_progress(self, task_id: str) -> TaskProgress[Any] | None:
-        """Return the progress that a task has reported last, or None."""
+        """Return the last progress that a task has reported, or None."""
         data = await self._data.get(f"progress:{task_id}")
         return None if data is None else TaskProgress.model_validate(self._serializer.loadb(data))

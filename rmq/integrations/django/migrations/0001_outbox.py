@@ -9,12 +9,12 @@ from rmq.outbox import metadata
 
 
 class CreateTables(migrations.operations.base.Operation):
-    """Creates the tables that `rmq outbox create` creates, if they are missing."""
+    """Creates the same tables as `rmq outbox create`, if they are missing."""
 
     reversible = True
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Change no model: the tables have none."""
+        """Change no model, because the tables have no models."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
@@ -39,13 +39,13 @@ class CreateTables(migrations.operations.base.Operation):
     def database_backwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
     ) -> None:
-        """Drop the tables, with the messages that no relay has sent."""
+        """Drop the tables. Messages that no relay has sent are lost."""
         if router.allow_migrate(schema_editor.connection.alias, app_label):
             for table in reversed(metadata.sorted_tables):
                 schema_editor.execute(f"DROP TABLE {table.name}", params=None)
 
     def describe(self) -> str:
-        """Return what the operation does."""
+        """Return what this operation does."""
         return "Create the tables of RMQ's outbox"
 
 

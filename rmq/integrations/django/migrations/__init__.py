@@ -1,1 +1,1 @@
-"""Migrations of the app: the tables of the outbox."""
+"""Migrations of the Django app: the tables of the outbox."""

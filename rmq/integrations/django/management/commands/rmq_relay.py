@@ -1,4 +1,7 @@
-"""`manage.py rmq_relay`: send the tasks of committed transactions until SIGTERM or Ctrl-C."""
+"""The command `manage.py rmq_relay`.
+
+It sends the tasks of committed transactions until SIGTERM or Ctrl-C.
+"""
 
 from __future__ import annotations
 

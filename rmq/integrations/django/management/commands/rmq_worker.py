@@ -1,4 +1,4 @@
-"""`manage.py rmq_worker`: run tasks until SIGTERM or Ctrl-C."""
+"""The command `manage.py rmq_worker`. It runs tasks until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Command(BaseCommand):
         relay: bool,
         **_: Any,
     ) -> NoReturn:
-        """Replace this process by `rmq worker`, which starts and restarts the processes."""
+        """Replace this process by `rmq worker`, which starts and restarts several processes."""
         self._backend(backend, queues)
         options = {"queues": queues or None, "concurrency": concurrency, "relay": relay}
         path = [sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])]
