@@ -5,8 +5,8 @@
 
     app = Celery("shop", broker="rmq://localhost:6379/0")
 
-The import registers the schemes rmq://, rmqs://, rmq+sentinel:// and rmq+cluster://. A program that
-cannot import this module first sets `broker_transport = "rmq.celery:Transport"`. docs/celery.md has
+The import registers the schemes rmq://, rmqs://, rmq+sentinel:// and rmq+cluster://. If a program
+cannot import this module first, set `broker_transport = "rmq.celery:Transport"`. docs/celery.md has
 the options.
 """
 

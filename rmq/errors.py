@@ -48,7 +48,7 @@ class RMQError(Exception):
 
 
 class ConfigurationError(RMQError):
-    """An argument or a setting cannot work. No message was sent."""
+    """An argument or a setting is wrong. No message was sent."""
 
 
 class InvalidValue(ConfigurationError, ValueError):
@@ -142,7 +142,7 @@ class FormatMismatch(ConfigurationError):
 class EmbeddedError(ConfigurationError):
     """An embedded Redis cannot be started or shared.
 
-    The error message names the directory and the fix.
+    The error message names its directory, and says how to fix the problem.
     """
 
 
@@ -262,7 +262,7 @@ class NotFinished(RMQError, TimeoutError):
 
 
 class ResultNotFound(RMQError):
-    """There is no result for which you can wait.
+    """You cannot wait for this result.
 
     Attributes:
         reason: "not_kept" (RMQ keeps no result for the message, or the result has expired), or
@@ -291,9 +291,9 @@ class ClaimLost(DeliveryError):
 
 
 class WorkRolledBack(DeliveryError):
-    """The handler returned, but the database had already rolled back its transaction.
+    """The handler returned, although the database had already rolled back its transaction.
 
-    A statement failed, and the handler caught the error and continued. The transaction changed
+    A statement had failed, and the handler caught the error and continued. The transaction changed
     nothing. This error counts as a failure of the handler.
     """
 
@@ -349,7 +349,7 @@ class DecodeError(RMQError, ValueError):
 
 
 class StorageError(RMQError):
-    """Redis has not executed a call."""
+    """Redis or the network failed during a call."""
 
     # If a call failed at once: how long the caller may repeat the call, in seconds. None if the
     # client has already repeated the call.

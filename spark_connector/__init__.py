@@ -21,7 +21,7 @@ __all__ = ["RmqDataSource", "nack", "read_stream", "reject"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import PySpark only when a public name of this package is first used."""
+    """Return a public name of this package. Import PySpark only at the first use."""
     if name == "RmqDataSource":
         from spark_connector.source import RmqDataSource
 

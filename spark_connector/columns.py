@@ -101,7 +101,7 @@ class Encoded:
 
 
 def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
-    """Return the name of each known column with the capital letters of the schema.
+    """Return the names of the known columns, with capital letters as in the schema.
 
     Other columns are ignored.
 
@@ -344,7 +344,10 @@ class Rows:
         return values
 
     def _add_keys(self, values: dict[str, list[Any]], name: str) -> None:
-        """Add a header with the key of the row, unless the row already has this header."""
+        """Store the key of each row in a header of its message.
+
+        If a row already has this header, the header stays.
+        """
         keys, given = values["slot_basis"], values.get("headers") or repeat(None)
         headers: list[dict[str, str] | None] = []
         for row, (key, pairs) in enumerate(zip(keys, given, strict=False)):

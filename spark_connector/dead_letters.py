@@ -56,7 +56,7 @@ class Chosen(WriterCommitMessage):
 def checked(schema: StructType) -> dict[str, str]:
     """Check the columns.
 
-    Return the name of each known column with the capital letters of the schema. Other columns are
+    Return the names of the known columns, with capital letters as in the schema. Other columns are
     ignored.
 
     Raises:

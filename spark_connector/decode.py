@@ -1,8 +1,8 @@
 """Convert stored messages to columns, without an object for each message.
 
-In most records, the body comes first, and Arrow reads such records without a Python loop. For other
-records, one loop reads all fields. This module makes a column when it is first used. So a column
-that is not in the schema costs nothing.
+Most records have no optional fields before the body. Arrow reads these records without a Python
+loop. For other records, one loop reads all fields. This module makes a column when it is first
+used. So a column that is not in the schema costs nothing.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def _int64(octets: bytearray) -> pa.Array:
 
 
 def times(values: Sequence[int | None] | None) -> pa.Array | None:
-    """Return epoch ms as timestamps."""
+    """Convert times in epoch ms to Arrow timestamps."""
     return None if values is None else pa.array(values, pa.timestamp("ms", "UTC"))
 
 

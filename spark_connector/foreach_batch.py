@@ -193,8 +193,8 @@ _runs = itertools.count()
 class Reader(RmqStreamReader):
     """A reader in the driver's process.
 
-    Each reader owns the query under its own name. So a query that ends cannot release messages that
-    its next run has received.
+    Each reader has its own name as the owner of the query. So a query that ends cannot release
+    messages that its next run has received.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:

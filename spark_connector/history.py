@@ -90,7 +90,8 @@ class Spans:
     ) -> Iterator[tuple[list[rmq.AckedMessage], Position, bool]]:
         """Yield pages of a part of the history.
 
-        Each item has messages, the position after these messages, and whether the part ends here.
+        Each page has messages and the position after these messages. It also says whether it is the
+        last page.
 
         Raises:
             HistoryLost: Messages were removed, and failOnDataLoss is true.
@@ -244,9 +245,9 @@ class HistoryReader(DataSourceReader):
 
 
 def divided(after: str, upto: str, oldest_ms: int, pieces: int) -> Iterator[tuple[str, str]]:
-    """Divide the entries between two positions into parts. All parts cover the same length of time.
+    """Divide a part of the history into smaller parts of equal time.
 
-    The first entry of the history has the time `oldest_ms`.
+    The parts lie between two positions. The first entry of the history has the time `oldest_ms`.
     """
     (first, _), (last, _) = parse_entry(after), parse_entry(upto)
     first = max(first, oldest_ms)
@@ -486,7 +487,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of a batch. Spark may repeat this call, because it changes nothing."""
+        """Read a part of a batch. Spark may call this again, because reading changes nothing."""
         return read_part(partition, self._options, self._schema)
 
 

@@ -230,7 +230,9 @@ class QueryLease:
                 _log.exception("the lease of the query was not renewed, and is tried again")
 
     def _renew_topics(self, renews_lease: bool) -> bool:
-        """Renew the ownership and, if requested, the lease. Return whether all renewals succeeded.
+        """Renew the ownership of the query and, if requested, the lease of its messages.
+
+        Return whether all renewals succeeded.
 
         Raises:
             QueryOwned: Another driver owns the query.
@@ -259,7 +261,7 @@ class QueryLease:
         return are_renewed
 
     def lapses(self) -> int:
-        """Return how often the lease may have expired while this process or Redis did not run."""
+        """Return how often the lease may have expired because this process or Redis stood still."""
         return self._lapses + (time.monotonic() - self._renewed_at > self._options.lease_s)
 
     def _note_renewal(self) -> None:
@@ -332,7 +334,7 @@ class QueryLease:
         retry_while_away(partial(self._joint.wait, present, seconds), self._retry_s)
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
-        """Return whether a task has read messages of a slot after the sequence number `since`."""
+        """Return whether a task has read messages of a slot after a sequence number."""
         handed = partial(self.query(topic).handed, slot)
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
@@ -363,12 +365,12 @@ class QueryLease:
         return missing
 
     def again(self, end: Offset) -> None:
-        """Let the query receive the batch up to the offset `end` again, as its next batch."""
+        """Let the query receive a batch again. The batch ends at the offset `end`."""
         for topic, at in self._present(end):
             self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 
     def begun(self, topic: str, batch: str, by: str) -> int:
-        """Return how many runs of the query have begun a batch, including this run."""
+        """Return how many runs of the query have started a batch. This run counts as well."""
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
@@ -430,7 +432,7 @@ class QueryLease:
 
 
 def gone(topic: str, error: TopicNotFound | TopicVanished) -> str:
-    """Return the error text for a topic that was deleted, and possibly created again."""
+    """Return the error text for a topic that was deleted. It may have been created again."""
     if isinstance(error, TopicVanished) and error.recreated:
         return (
             f"topic {topic!r} was deleted and created again, or Redis was flushed, and the former "

@@ -32,7 +32,7 @@ class SnapshotPart(InputPartition):
     """The part of a queue that a task reads.
 
     Attributes:
-        part: Part of a queue in one slot.
+        part: Part of a queue, in one slot of the topic.
         most: Maximum number of messages to read, or None for all messages.
     """
 

@@ -148,7 +148,9 @@ def connection(url: str | None, prefix: str | None) -> Connection:
 
 
 def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
-    """Check the columns. Return the name of each needed column with the schema's capital letters.
+    """Check the columns of the rows.
+
+    Return the names of the needed columns, with capital letters as in the schema.
 
     Raises:
         InvalidValue: A column is missing, of another type, or occurs twice.

@@ -83,7 +83,7 @@ class RmqDataSource(DataSource):
         return RmqStreamReader(parsed, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch read, which changes nothing in the queues."""
+        """Return the batch read. It changes nothing in the queues."""
         from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
@@ -114,7 +114,7 @@ class RmqDataSource(DataSource):
         return batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the streaming write, which publishes each batch once."""
+        """Return the streaming write. It publishes each batch once."""
         from spark_connector.writer import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)

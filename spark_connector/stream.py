@@ -145,7 +145,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the default limit of a batch.
 
-        Because of this default, Spark passes the limit `ReadAllAvailable` only with Trigger.Once.
+        Because there is a default limit, Spark passes `ReadAllAvailable` only with Trigger.Once.
         """
         return ReadMaxRows(self._options.most)
 
@@ -598,7 +598,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of a batch. Spark may repeat this call, because the call changes nothing."""
+        """Read a part of a batch. Spark may call this again, because reading changes nothing."""
         assert isinstance(partition, Part)
         options = self._options
         batches = Batches(self._schema, partition.run)
@@ -696,7 +696,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def unread(options: StreamOptions, batch: int) -> str:
-    """Return the error text for a batch that ended although no task has read its messages."""
+    """Return the error text for a batch that no task has read before its end."""
     return (
         f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
         "read any. Either a sink dropped it because it had seen the batch's number, as file sinks "
@@ -707,7 +707,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 
 
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
-    """Return the error text for a batch that ended after other consumers received its messages."""
+    """Return the error text for a batch whose messages other consumers may have received."""
     return (
         f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "

@@ -115,7 +115,7 @@ class LoggedOffset:
         return self._newest
 
     def note(self, end: dict[str, Any]) -> None:
-        """Record that the offset `end` is in the log."""
+        """Record that Spark has written the offset `end` to its log."""
         self._newest = end
 
     def note_planned(self, start: dict[str, Any], end: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ class _Sink:
     def publish(
         self, written: Sequence[Written], query: str | None = None, batch: int | None = None
     ) -> None:
-        """Publish the stages of tasks. A batch of a query is published only once."""
+        """Publish the stages of tasks. RMQ publishes a batch of a query only once."""
         staged = [content for each in written for content in each.staged]
         with connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -127,7 +127,7 @@ class _Sink:
                 )
 
     def discard(self, written: Sequence[Written], query: str | None) -> None:
-        """Drop the stages of tasks, unless their publication has begun."""
+        """Drop the stages of tasks. If their publication has begun, do nothing."""
         staged = [content for each in written for content in each.staged]
         with contextlib.suppress(RMQError), connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -191,7 +191,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         return Written(self._sink.stage(iterator, name), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the rows of a batch. A repeated commit of the batch adds nothing."""
+        """Publish the rows of a batch. If Spark commits the batch again, nothing is added."""
         written = _written(messages)
         if written:  # Spark runs a task even for a batch without rows
             self._sink.publish(written, written[0].query, batchId)

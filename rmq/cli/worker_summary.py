@@ -101,7 +101,7 @@ class WorkerReport:
         self._since = time.monotonic()
 
     def begin(self, handlers: list[dict[str, Any]], url: str | None) -> None:
-        """Print the handlers, and the URL of the health probes if there are probes."""
+        """Print the handlers and, if there are health probes, their URL."""
         if self._here.json:
             self._line(
                 event="started", module=self._module, pid=os.getpid(), handlers=handlers,

@@ -124,7 +124,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     """Return a decorator that adds options to a command.
 
-    The help lists them in the order of the arguments.
+    The help of the command lists the options in this order.
     """
 
     def add(command: F) -> F:

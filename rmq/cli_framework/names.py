@@ -98,7 +98,7 @@ class Name(ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the names that begin with the typed text."""
+        """Return the names that begin with the text that the user has typed."""
         return choices(ctx, incomplete, self._read)
 
 

@@ -61,7 +61,7 @@ class CommonOptions:
 
     @property
     def url_asked(self) -> str | None:
-        """The URL from --url, RMQ_URL or the configuration file, or None."""
+        """The URL from --url, from RMQ_URL or from the configuration file, or None."""
         return self.url or variable("RMQ_URL") or self._in_file("url")
 
     @property

@@ -24,7 +24,7 @@ OPTIONS = (
 
 
 def __getattr__(alias: str) -> rmq.Client:
-    """Return the client of a backend, with the handlers of its queues."""
+    """Return the client of a backend. The client has the handlers of the backend's queues."""
     from rmq.integrations.django.backend import TaskBackend
     from rmq.integrations.django.tasks_api import task_backends
 

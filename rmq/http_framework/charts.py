@@ -128,7 +128,7 @@ def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a histogram, with its label and count."""
+    """A bar of a histogram, with its label and its count."""
 
     x: float
     y: float

@@ -44,7 +44,7 @@ class TopicFigures:
         return sum(self.counts[name] for name in WAITING) if self.counts else 0
 
     def get(self, name: str) -> int:
-        """Return a count, or 0 if the topic cannot be read."""
+        """Return a count of the topic, or 0 if the topic cannot be read."""
         return self.counts.get(name, 0) if self.counts else 0
 
 

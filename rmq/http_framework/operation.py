@@ -212,7 +212,7 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """The operationId."""
+        """Name of the operation in the OpenAPI document (operationId)."""
         return self.handler.__name__
 
     @property
@@ -236,10 +236,10 @@ class Operation:
 
 
 class Table:
-    """The operations of one subject.
+    """The operations for one subject, for example for topics.
 
     Args:
-        tag: The subject.
+        tag: Name of the subject.
     """
 
     def __init__(self, tag: str) -> None:
@@ -249,21 +249,21 @@ class Table:
     def get(
         self, path: str, *errors: str, role: Role = Role.VIEWER, has_etag: bool = False
     ) -> Callable[[H], H]:
-        """Register a handler that reads something."""
+        """Register a handler that reads data."""
         return self._register("GET", path, role, 200, errors, has_etag)
 
     def post(
         self, path: str, *errors: str, role: Role, status: int = 200, is_long: bool = False
     ) -> Callable[[H], H]:
-        """Register a handler that does something. Its requests have a body."""
+        """Register a handler for an action. Its requests have a body."""
         return self._register("POST", path, role, status, errors, is_long=is_long)
 
     def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a handler that changes something and returns it. Its requests have a body."""
+        """Register a handler that changes an object and returns it. Its requests have a body."""
         return self._register("PATCH", path, role, 200, errors, has_etag=True)
 
     def delete(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a handler that deletes something. Its requests have no body."""
+        """Register a handler that deletes an object. Its requests have no body."""
         return self._register("DELETE", path, role, 200, errors)
 
     def _register(

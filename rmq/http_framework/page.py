@@ -1,7 +1,7 @@
 """Register pages of the console.
 
-A handler gets a `PageRequest`, and returns a `View` to show or a `Redirect`. Register a handler
-with `Pages.get` if it reads something, and with `Pages.post` if it does something.
+A handler gets a `PageRequest`, and returns a `View` to show or a `Redirect`. Use `Pages.get` to
+register a handler that shows a page, and `Pages.post` for an action.
 """
 
 from __future__ import annotations
@@ -184,17 +184,17 @@ class Page:
 
 
 class Pages:
-    """The pages of one subject."""
+    """The pages for one subject, for example for topics."""
 
     def __init__(self) -> None:
         self.pages: list[Page] = []
 
     def get(self, path: str, role: Role | None = Role.VIEWER) -> Callable[[Handler], Handler]:
-        """Register a handler that shows something."""
+        """Register a handler that shows a page."""
         return self._register("GET", path, role)
 
     def post(self, path: str, role: Role | None = Role.OPERATOR) -> Callable[[Handler], Handler]:
-        """Register a handler that does something."""
+        """Register a handler for an action of a page."""
         return self._register("POST", path, role)
 
     def _register(self, method: str, path: str, role: Role | None) -> Callable[[Handler], Handler]:

@@ -48,7 +48,7 @@ class TopicCounts:
 
     @property
     def figures(self) -> Figures:
-        """The counts as `Figures`, which is the form of a sample in the history."""
+        """The counts as a `Figures` object. The history of a topic has such objects."""
         return history.figures_of(self.total, self.lateness)
 
 
@@ -88,7 +88,7 @@ class Survey:
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
     def run_once(self) -> int:
-        """Read the counts of all topics. Return the number of topics."""
+        """Read the counts of all topics. Return how many topics there are."""
         is_whole = time.monotonic() >= self._whole_at
         names = self._list(is_whole)
         topics: dict[str, TopicCounts] = {}
@@ -201,7 +201,7 @@ class SurveyedService:
 
 
 class TopicProblems:
-    """Logs each error of a topic once, and lets the work for other topics continue."""
+    """Logs each error of a topic once. The work for other topics continues."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str] = {}

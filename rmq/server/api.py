@@ -394,7 +394,7 @@ class Api:
         self, operation: Operation, request: Request, context: RequestContext,
         given: dict[str, Any], limit: asyncio.Timeout | None = None,
     ) -> None:  # fmt: skip
-        """Check the rights of a request, and read its parts into `given`."""
+        """Check the rights of a request, and store its path, query and body in `given`."""
         topic = request.path_params.get("topic", "")
         await self.require(context, operation.role, operation.name, topic)
         for name, kind in operation.types.items():

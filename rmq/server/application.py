@@ -107,7 +107,7 @@ class ConsoleApp:
         self._make()  # checks the configuration now instead of at the first request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve an ASGI connection: a request, or the events of a lifespan."""
+        """Answer an ASGI connection: a request, or the events of a lifespan."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":

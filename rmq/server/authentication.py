@@ -145,8 +145,8 @@ class Authentication:
         """Return the user or program that sent a request, or None if it has no credentials.
 
         Raises:
-            Refused: A client that is not the proxy sent a header of the proxy, or the proxy named
-                no known role.
+            Refused: A client that is not the proxy sent a header of the proxy, or the proxy sent an
+                unknown role.
             RMQError: Redis could not be read.
         """
         if self.mode == "none":
@@ -168,7 +168,10 @@ class Authentication:
         return None
 
     def csrf_token(self, principal: Principal | None) -> str:
-        """Return the CSRF token for the forms of a principal. None means the sign-in form."""
+        """Return the CSRF token for the forms of a user.
+
+        With None, return it for the sign-in form.
+        """
         return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:

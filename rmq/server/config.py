@@ -184,7 +184,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, field: Field[Any]) -> Setting:
-        """Return the setting for a field of ServerConfig, with its key, variable and flag."""
+        """Return the setting for a field of ServerConfig. Derive its key, variable and flag."""
         word = field.name.removesuffix("_s")
         key = word if field.name in OF_EVERY_COMMAND else f"server.{word}"
         variable = "RMQ_" + key.replace(".", "_").upper()

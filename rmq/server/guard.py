@@ -216,7 +216,10 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
 
 
 def _check_said(headers: Headers, host: str) -> bool:
-    """Refuse a request from another site. Return whether the browser named its site of origin."""
+    """Refuse a request if the browser names another site as its origin.
+
+    Return whether the browser has named an origin.
+    """
     sites = headers.get(b"sec-fetch-site", [])
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}

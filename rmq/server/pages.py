@@ -1,4 +1,4 @@
-"""The table of the console's pages, and the pages for health and for signing in and out."""
+"""The table of the console's pages, and the pages for health and for signing in."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def ask_sign_in(request: PageRequest) -> View | Redirect:
 
 @SIGNING_IN_PAGES.post("/signin", None)
 async def sign_in(request: PageRequest) -> View | Redirect:
-    """Start a session with the typed token."""
+    """Start a session with the token that the user has typed."""
     then = request.form.get("then", "")
     try:
         cookie = await sessions.sign_in(request.scope, request.form.get("token", ""))

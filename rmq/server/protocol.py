@@ -230,7 +230,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self.transport.close()
 
     def _pass_on(self) -> None:
-        """Pass complete heads and available bytes of bodies to uvicorn."""
+        """Pass complete request heads, and the bytes of bodies that have arrived, to uvicorn."""
         while self._buffer and not self._is_refused and not self.transport.is_closing():
             if self._body_left:
                 part = bytes(self._buffer[: self._body_left])
@@ -247,7 +247,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 return
 
     def _pass_on_head(self) -> bool:
-        """Pass a head to uvicorn. Return whether the head was complete."""
+        """Pass a request head to uvicorn. Return whether the head was complete."""
         try:
             head = take_head(self._buffer)
             self._body_left = 0 if head is None else body_length(head)

@@ -64,14 +64,14 @@ class Sessions:
         self._attempts = Rates(ATTEMPTS_A_SECOND, ATTEMPTS)
 
     def open(self, client: AsyncClient) -> None:
-        """Start storing sessions in Redis."""
+        """Start to store sessions in Redis."""
         self._client = client
 
     async def sign_in(self, scope: MutableMapping[str, Any], token: str) -> str:
         """Start a session with a token. Return the value of the header Set-Cookie.
 
         Raises:
-            ApiError: The token is unknown, or the address has tried too many unknown tokens.
+            ApiError: The token is unknown, or this client has tried too many unknown tokens.
             RMQError: Redis could not be read.
         """
         from rmq.http_framework import problems
@@ -152,13 +152,13 @@ class Sessions:
 
 
 async def sign_in(scope: MutableMapping[str, Any], token: str) -> str:
-    """Start a session for a request, as `Sessions.sign_in` does."""
+    """Start a session for a request. `Sessions.sign_in` has the details."""
     found: Sessions = scope[KEY]
     return await found.sign_in(scope, token)
 
 
 async def sign_out(scope: MutableMapping[str, Any]) -> str:
-    """End the session of a request, as `Sessions.sign_out` does."""
+    """End the session of a request. `Sessions.sign_out` has the details."""
     found: Sessions = scope[KEY]
     return await found.sign_out(scope)
 

@@ -47,7 +47,7 @@ _ASYNC_KINDS: tuple[type, ...] = (AsyncConnection, AsyncSession, async_scoped_se
 
 
 class WithConnection:
-    """An action that calls a function with a new connection.
+    """Describes the call of a function with a new connection.
 
     The function commits its transactions itself.
     """
@@ -63,24 +63,24 @@ class WithConnection:
         self._named = named
 
     def run(self) -> Any:
-        """Run the action in blocking code."""
+        """Call the function in blocking code."""
         with getattr(self._source, self._open)() as connection:
             return self._function(connection, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
-        """Run the action in async code."""
+        """Call the function in async code."""
         async with getattr(self._source, self._open)() as connection:
             return await connection.run_sync(self._function, *self._arguments, **self._named)
 
 
 class InTransaction(WithConnection):
-    """An action that calls a function in a transaction, and commits the transaction."""
+    """Describes the call of a function in a transaction that is committed afterwards."""
 
     _open = "begin"
 
 
 class OnConnection(WithConnection):
-    """An action that calls a function with an open connection."""
+    """Describes the call of a function with an open connection."""
 
     def run(self) -> Any:
         """Run the action in blocking code."""

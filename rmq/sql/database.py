@@ -98,7 +98,7 @@ def _as_bytes(element: _bytes, compiler: Any, **options: Any) -> str:
 
 
 class _Hexed(sa.types.TypeDecorator[Any]):
-    """A column type whose parameters MySQL and MariaDB receive as hex digits."""
+    """A column type for MySQL and MariaDB. They get its values as hex digits."""
 
     cache_ok = True
 

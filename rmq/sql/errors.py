@@ -90,7 +90,7 @@ def is_away(error: BaseException) -> bool:
 
 
 def is_missing(error: DBAPIError, table: sa.Table) -> bool:
-    """Return whether the error says that this table does not exist."""
+    """Return whether an error says that a table does not exist."""
     text = str(error.orig)
     return table.name in text and (code_of(error) in _NO_SUCH_TABLE or "no such table" in text)
 

@@ -87,7 +87,7 @@ class ErrorState:
 
 
 def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
-    """Return the sequences of Redis commands that receive and settle a topic's deliveries."""
+    """Return the functions that receive and settle a topic's deliveries with Redis commands."""
     lease_s = None if handlers.lease_ms is None else handlers.lease_ms / 1000
     flows = ConsumerFlows(handlers.context, lease_s, "at_least_once", handlers.ordered)
     flows.settles_fast = True

@@ -141,7 +141,8 @@ class Scheduler:
         """Store the declared schedules in Redis, and start a thread that sends due messages.
 
         Raises:
-            ConfigurationError, SettingsMismatch: A schedule or its topic differs in Redis.
+            ConfigurationError, SettingsMismatch: The settings of a schedule or its topic differ
+                from the settings in Redis.
             StorageError: Redis cannot be reached.
         """
         if self._thread is not None:

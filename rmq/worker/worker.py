@@ -359,7 +359,7 @@ class Worker:
         self.stop()
 
     async def __aenter__(self) -> Worker:
-        """Start the worker. Its async handlers run in the caller's event loop."""
+        """Start the worker. Async handlers run in the caller's event loop."""
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(self.start, loop)
         return self

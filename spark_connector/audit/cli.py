@@ -174,7 +174,7 @@ class _Store:
         self._messages: DataFrame | None = None
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
-        """Store rows. Return a DataFrame that reads the stored rows."""
+        """Store rows, and return a DataFrame that reads them."""
         try:
             kept = self._kept(name, rows)
         except PySparkException as error:

@@ -20,7 +20,7 @@ _STEPS_MS: Final = tuple(
 
 
 class Counted(NamedTuple):
-    """Numbers of messages by status, in total and in each topic."""
+    """Number of messages with each status, in total and for each topic."""
 
     totals: dict[str, int]
     topics: dict[str, dict[str, int]]

@@ -135,7 +135,7 @@ def summarise(
 
 
 def readable(frame: DataFrame, time: str | None) -> Column:
-    """Return whether a row has an id, a topic and a time. The result is never null."""
+    """Return whether a row has an id, a topic and a time."""
     is_named = (F.coalesce(F.col("message_id"), F.lit("")) != "") & F.col("topic").isNotNull()
     return is_named & F.col(time).isNotNull() if time else is_named
 

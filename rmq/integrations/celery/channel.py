@@ -51,7 +51,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Release all messages that are not settled when the channel is closed."""
+        """When the channel closes, release all messages that are not settled."""
         self._on_collect.cancel()
         if self.channel.connection is not None:
             self.restore_unacked()

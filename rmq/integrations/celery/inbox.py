@@ -170,7 +170,7 @@ class Inbox:
         return None
 
     def note_room(self) -> None:
-        """Wake the threads, so that they check how many messages their channel accepts."""
+        """Wake the waiting threads. They then check how many messages their channel accepts."""
         with self._changed:
             self._changed.notify_all()
 

@@ -170,7 +170,7 @@ class Transport(virtual.Transport):
         self.inbox.gather_acks()
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        """Undo `register_with_event_loop`."""
+        """Remove `on_readable` from the event loop."""
         loop.remove_reader(self.inbox.fileno())
         loop.on_tick.discard(self.inbox.tick)
 

@@ -106,7 +106,7 @@ class TaskBackend(BaseTaskBackend):
         self.outbox: str | None = self.options.get("outbox")
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
-        """Return the problems of the configured queues and the outbox."""
+        """Return the problems of the backend's configuration, for Django's system checks."""
         longest = RESULT_ID_CHARS - len(":") - len(str(rmq.MessageId(16)))
         for queue in sorted(self.queues):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", queue) or len(queue) > longest:

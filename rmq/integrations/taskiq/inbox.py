@@ -211,7 +211,7 @@ class Inbox:
         self._running.discard(task)
 
     def _ack(self, delivery: rmq.AsyncDelivery) -> asyncio.Future[bool]:
-        """Ack a delivery in one call with other deliveries. Return whether its lease was lost."""
+        """Ack a delivery together with other deliveries. Return whether it has lost its lease."""
         loop = asyncio.get_running_loop()
         self._acks[delivery] = is_lost = loop.create_future()
         if len(self._acks) >= min(len(self._running), ACKS_MOST):
@@ -260,7 +260,6 @@ class Inbox:
         await self._end(delivery.nack(error=failure))
 
     async def _renew(self) -> None:
-        """Renew all leases, and repeat acks that Redis has not confirmed."""
         while True:
             await asyncio.sleep(self._renew_s)
             for task in [t for t in self._running if t.is_acked and not t.is_settling]:

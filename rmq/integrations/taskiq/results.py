@@ -104,7 +104,7 @@ class ResultBackend(AsyncResultBackend[R]):
         await self._data.put(f"result:{task_id}", data, expires=self._expires)
 
     async def is_result_ready(self, task_id: str) -> bool:
-        """Return whether the result of a task can be read."""
+        """Return whether a task has a result that you can read."""
         return await self._data.get(f"result:{task_id}") is not None
 
     async def get_result(self, task_id: str, with_logs: bool = False) -> TaskiqResult[R]:

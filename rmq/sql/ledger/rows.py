@@ -83,7 +83,7 @@ class StoredRow(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether the row has expired, so that another run may take it over."""
+        """Whether the row has expired, so that another delivery may use the key."""
         return self.left_ms is not None and self.left_ms <= 0
 
     def check_done(self) -> None:
@@ -162,7 +162,7 @@ def look(connection: sa.Connection, row: Row) -> StoredRow | None:
 def replace(
     connection: sa.Connection, row: Row, stored: StoredRow, state: str, lives_ms: int | None
 ) -> bool:
-    """Take over an expired row. Return False if another run was faster."""
+    """Claim a row that has expired. Return False if another delivery was faster."""
     result = connection.execute(
         sa.update(ledger)
         .where(_has_key_of(row), _C.owner == stored.owner, _C.state == stored.state)
@@ -244,7 +244,10 @@ def begin(connection: sa.Connection, row: Row) -> bool:
 
 
 def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
-    """Mark the work as done in the caller's transaction. Return False if this run lost the row."""
+    """Mark the work as done in the caller's transaction.
+
+    Return False if another delivery has claimed the row.
+    """
     expires = None if ttl_ms is None else now_ms() + ttl_ms
     if row.former is not None:
         finish(connection, row._replace(topic=row.former[0], former=None), ttl_ms)
@@ -255,14 +258,17 @@ def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
 
 
 def mark(connection: sa.Connection, row: Row, ttl_ms: int) -> bool:
-    """Mark the work as done, and commit. Return False if this run lost the row."""
+    """Mark the work as done, and commit.
+
+    Return False if another delivery has claimed the row.
+    """
     is_ours = finish(connection, row, ttl_ms)
     connection.commit()
     return is_ours
 
 
 def forget(connection: sa.Connection, row: Row) -> None:
-    """Delete the row if this run still has it."""
+    """Delete the row, unless another delivery has claimed it."""
     connection.execute(sa.delete(ledger).where(_is_claim_of(row)))
     connection.commit()
 

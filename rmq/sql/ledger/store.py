@@ -98,7 +98,7 @@ class Ledger:
 
     @property
     def is_async(self) -> bool:
-        """Whether the engine is async. The ledger then works only for `async def` handlers."""
+        """Whether the engine is async. An async engine works only with `async def` handlers."""
         return isinstance(self._engine, AsyncEngine)
 
     def close(self) -> None:

@@ -92,11 +92,11 @@ class Confirms(Middleware):
             yield from check_table(self._engine, table, CREATE)
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
-        """Record the message's receipt, run the handler, and confirm the message's stub."""
+        """Record that the message was received, run the handler, and confirm the message."""
         return generators.run(self._confirmed_run(delivery, call_next, self.on_duplicate))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
-        """Record the message's receipt, run the async handler, and confirm the message's stub."""
+        """Record that the message was received, run the async handler, and confirm the message."""
         return await generators.run_async(
             self._confirmed_run(delivery, call_next, self.on_duplicate_async)
         )
@@ -188,7 +188,7 @@ def _settled_itself(delivery: DeliveryData) -> bool:
 
 
 class Confirming:
-    """The methods of `Outbox` for consumers."""
+    """The methods of `Outbox` that consumers use."""
 
     def confirms(
         self, engine: Engine | AsyncEngine, *, via: Topic | AsyncTopic | None = None

@@ -47,7 +47,7 @@ def _write_log_row(connection: Connection, id: str, delivery: DeliveryData) -> N
 
 
 def delete_log_row(connection: Connection, id: str) -> None:
-    """Delete the row of a stub in the table rmq_log."""
+    """Delete the row in the table rmq_log that says that a consumer has the message."""
     connection.execute(delete(logs).where(logs.c.id == id))
 
 

@@ -100,7 +100,10 @@ def _without(query: sa.Select[Any], topics: Collection[str]) -> sa.Select[Any]:
 def _sendable(
     connection: sa.Connection, locked: Sequence[Any], skipped: Collection[str]
 ) -> list[Any]:
-    """Return the locked rows that need not wait for an earlier row with the same `slot_basis`."""
+    """Return the locked rows that the relay may send now.
+
+    A row must wait if an earlier row has the same `slot_basis`.
+    """
     ours = {row.seq for row in locked if row.slot_basis is not None}
     if not ours:
         return list(locked)

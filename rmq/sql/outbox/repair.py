@@ -94,7 +94,7 @@ class Repair:
         _void(here, id)
 
     async def void_async(self, here: HereAsync, id: Id) -> None:
-        """Withdraw a stub as `void` does, on an AsyncConnection or an AsyncSession."""
+        """Withdraw a message as `void` does, on an AsyncConnection or an AsyncSession."""
         check_here(here, "outbox.void_async")
         await run_async(here, _void, id)
 
@@ -186,7 +186,7 @@ def exhausted(engine: sa.Engine, topic: str | None = None) -> list[str]:
 
 
 class Destination(NamedTuple):
-    """Columns of a stub that say where its message is in Redis."""
+    """Columns of an outbox row that say where its message is in Redis."""
 
     topic: str
     slot_basis: bytes | None
@@ -194,7 +194,7 @@ class Destination(NamedTuple):
 
 
 def destination(here: Here, id: Id) -> Destination | None:
-    """Return the topic, slot basis and status of a stub, or None if there is no such stub."""
+    """Return the topic, slot basis and status of a stub. If there is no stub, return None."""
     query = sa.select(stubs.c.topic, stubs.c.slot_basis, stubs.c.status)
     with require_table(stubs, CREATE):
         row = here.execute(query.where(stubs.c.id == _stub(id))).first()
@@ -224,7 +224,7 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change an unconfirmed or exhausted stub. For any other stub, return its status."""
+    """Change a stub that is unconfirmed or exhausted. For any other stub, return its status."""
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)

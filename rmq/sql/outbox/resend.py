@@ -278,7 +278,7 @@ class Resender:
         lost: Sequence[DueStub],
         now: int,
     ) -> Round:
-        """Store the outcomes in the stubs, in the transaction of the send."""
+        """Store the results of a send in the outbox rows."""
         before = {stub.seq: stub for stub in lost}
         marks: list[Mark] = []
         put_off: list[tuple[int, int]] = []

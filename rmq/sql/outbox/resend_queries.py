@@ -46,7 +46,7 @@ class DueStub(NamedTuple):
 
     @property
     def slot_key(self) -> SlotKey:
-        """Topic and number of the slot to which the stub was last sent."""
+        """Topic and slot to which the message was last sent."""
         return self.topic, self.slot
 
 
@@ -168,7 +168,7 @@ def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None
 
 
 def put_off_for_good(connection: sa.Connection, seqs: Sequence[int]) -> None:
-    """Set the resend time of stubs to a time that never comes."""
+    """Stop the resends of stubs, by a resend time that never comes."""
     if seqs:
         connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(resend_at=NEVER_MS))
 

@@ -19,11 +19,12 @@ Times are epoch ms. Text is compared byte by byte, with any collation of the dat
     rmq_log    id          the stub id of a message that a consumer has received
                topic, slot, offset, received
 
-The id of a stub and the id of its message can be computed from each other. A message id contains a
-slot, and only Redis knows how many slots a topic has. But a business transaction must not need
-Redis. So the id of a stub has slot 0 and check 0, and the id of its message has the real slot and
-check. The message id depends only on the stub and the topic. So every send of a stub uses the same
-id, and Redis replies to a second send with "duplicate".
+A stub is the row of a message. RMQ can compute the id of the message from the id of the stub, and
+the other way round. A message id contains a slot, and only Redis knows how many slots a topic has.
+But a business transaction must not need Redis. So the id of a stub has slot 0 and check 0, and the
+id of its message has the real slot and check. The message id depends only on the stub and the
+topic. So every send of a stub uses the same id, and Redis replies to a second send with
+"duplicate".
 """
 
 from __future__ import annotations

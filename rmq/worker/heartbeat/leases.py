@@ -121,7 +121,7 @@ class WorkerMemory:
         self._claims[delivery] = row, serial
 
     def is_claim_lost(self, delivery: InnerDelivery) -> bool:
-        """Return whether the heartbeat found that the claim of a delivery is lost."""
+        """Return whether the heartbeat has found that a delivery lost its claim."""
         row, serial = self._claims.get(delivery, (-1, 0))
         return row >= 0 and (
             self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 1] == serial
@@ -273,7 +273,7 @@ class LeaseTracker:
             self._retire(lease)
 
     def stop_renewing(self, deliveries: Iterable[InnerDelivery]) -> None:
-        """Stop renewing the leases of deliveries that cannot be settled."""
+        """Stop renewing the leases of deliveries, because they cannot be settled."""
         for lease in {delivery.origin.lease for delivery in deliveries}:
             self._retire(cast("WorkerLease", lease))
 
@@ -289,13 +289,17 @@ class LeaseTracker:
     # --- for the worker --------------------------------------------------------------------------
 
     def numbers(self) -> dict[int, int]:
-        """Return the number of each slot's lease. The result has no slots without a valid lease."""
+        """Return the number of the lease of each slot (part of the topic).
+
+        The result has no slots without a valid lease.
+        """
         return {slot: each.number for slot, each in list(self.leases.items()) if not each.is_lost()}
 
     def slots_with_requests(self) -> set[int]:
-        """Return the slots in which the heartbeat has found requests to cancel deliveries.
+        """Return the slots with messages that somebody has asked to cancel.
 
-        The result has only slots that were found since the last call.
+        A slot is a part of the topic. The result has only slots that the heartbeat has found since
+        the last call.
         """
         found = set()
         for slot in list(self.leases):
@@ -306,7 +310,7 @@ class LeaseTracker:
         return found
 
     def retire_all(self) -> None:
-        """Stop renewing all leases. Other workers receive the deliveries when the leases expire."""
+        """Stop renewing all leases. When the leases expire, other workers receive the messages."""
         for slot in list(self.leases):
             self.retire(slot)
 

@@ -70,7 +70,7 @@ class SharedMemory:
         self._map.close()
 
     def slots(self, topic: int) -> int:
-        """Return the number of slots of a topic, or 0 if the topic is not open yet."""
+        """Return how many slots (parts) a topic has, or 0 if the topic is not open yet."""
         return self.words[self.topics_at + topic * 2]
 
     def lease_s(self, topic: int) -> float:
@@ -78,7 +78,10 @@ class SharedMemory:
         return self.words[self.topics_at + topic * 2 + 1] / 1000
 
     def safe_until(self, lease_index: int, number: int) -> float:
-        """Return the time until which a lease is valid, or 0 if the heartbeat has written none."""
+        """Return the time until which a lease is valid.
+
+        If the heartbeat has not set it, return 0.
+        """
         word = self.words[self.leases_at + lease_index * LEASE_WORDS + 1]
         if word >> SAFE_SHIFT != number:
             return 0.0
@@ -92,7 +95,7 @@ class SharedMemory:
         )
 
     def lost(self, lease_index: int) -> int:
-        """Return the number of a slot's last lost lease, or 0 if the slot has lost no lease."""
+        """Return the number of the last lease that a slot has lost, or 0 if it has lost none."""
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 2]
 
     def set_lost(self, lease_index: int, number: int) -> None:
@@ -100,11 +103,11 @@ class SharedMemory:
         self.words[self.leases_at + lease_index * LEASE_WORDS + 2] = number
 
     def count_requests(self, lease_index: int) -> None:
-        """Count a renewal that has found requests to cancel deliveries of a slot."""
+        """Record that the heartbeat has found messages of a slot that must be cancelled."""
         self.words[self.leases_at + lease_index * LEASE_WORDS + 3] += 1
 
     def requests(self, lease_index: int) -> int:
-        """Return how many renewals have found requests to cancel deliveries of a slot."""
+        """Return how often the heartbeat has found messages of a slot that must be cancelled."""
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 3]
 
     def leases(self, topic: int) -> list[tuple[int, int, int]]:

@@ -136,8 +136,8 @@ class Heartbeat:
     def is_hung(self, now: float) -> bool:
         """Return whether the worker has made no progress for too long.
 
-        The heartbeat calls this method once each time it renews leases. Only the time while the
-        heartbeat itself ran counts, because neither process runs while the machine is suspended.
+        The heartbeat calls this method each time it renews leases. Time in which the machine was
+        suspended does not count, because the worker could not run then.
         """
         step, kill_s = self.memory.times[4], self.memory.times[5]
         self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)

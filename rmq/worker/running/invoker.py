@@ -151,7 +151,7 @@ class AsyncInvoker(InvokerBase):
         return DONE_BEFORE
 
     async def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
-        """Run the handler once for a list of deliveries."""
+        """Run the handler for a batch: a list of deliveries."""
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
             settled = await self._run_batch(batch)

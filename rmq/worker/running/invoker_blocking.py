@@ -137,7 +137,7 @@ class PlainInvoker(InvokerBase):
         return DONE_BEFORE
 
     def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
-        """Run the handler once for a list of deliveries."""
+        """Run the handler for a batch: a list of deliveries."""
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
             settled = self._run_batch(batch)

@@ -65,7 +65,7 @@ class RunTimes:
         return True
 
     def saturated_s(self) -> float:
-        """Return for how many seconds every thread or task has been busy with the same run."""
+        """Return for how many seconds all threads or tasks have been busy without ending a run."""
         began = list(self.running.values())
         if len(began) < self._concurrency:
             return 0.0
@@ -114,7 +114,7 @@ class HandlerWork:
         self.limits = RuntimeLimits()
 
     def run_function(self) -> Callable[[Any], Any]:
-        """Return the function that runs one work item of this handler."""
+        """Return the function that runs the handler for a delivery or a batch."""
         invoker, batch = self.invoker, self.handler.batch
         if isinstance(invoker, CancellableInvoker):
             if self._is_ordered:

@@ -262,7 +262,10 @@ class HandlerDispositions:
     def split_by_claim(
         self, batch: list[InnerDelivery]
     ) -> tuple[list[InnerDelivery], list[Settled]]:
-        """Split a batch into deliveries to run and deliveries already settled by their claim."""
+        """Split a batch into deliveries to run, and deliveries whose work needs no run.
+
+        The claim of a delivery decides this.
+        """
         if self._handler.claims is None:
             return batch, []
         ready: list[InnerDelivery] = []
@@ -346,7 +349,7 @@ class HandlerDispositions:
     def of_wrapped(
         self, run: WrappedRun, delivery: InnerDelivery, raised: BaseException | None
     ) -> Disposition:
-        """Decide how to settle a delivery whose handler ran inside middleware and dependencies."""
+        """Decide how to settle a delivery whose handler has middleware or dependencies."""
         if raised is None:
             return DONE_BEFORE if run.was_done else ACK
         if run.misfit is not None and raised is run.misfit:

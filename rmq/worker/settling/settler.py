@@ -69,7 +69,10 @@ class SettlerThread:
         self._thread.start()
 
     def put_aside(self, settle: Callable[[], None]) -> None:
-        """Run a function in a second thread, because it may have to wait for a cluster node."""
+        """Run a function in a second thread.
+
+        Use this if the function may wait for a cluster node.
+        """
         if self._aside is None:
             aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
@@ -77,7 +80,7 @@ class SettlerThread:
         self._aside.waiting.put(settle)
 
     def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function when the second thread has run all functions that were queued before."""
+        """Call a function after the second thread has run all its queued functions."""
         if self._aside is None:
             call()
         else:
@@ -163,7 +166,7 @@ class Settler:
 
     @property
     def claim_counts(self) -> dict[str, int]:
-        """Number of deliveries whose work was already done, and whose claims were lost.
+        """Number of duplicate deliveries, and number of deliveries that lost their claim.
 
         If the handler has no middleware, the result is empty.
         """

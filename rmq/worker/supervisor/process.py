@@ -49,7 +49,10 @@ class ControlChannel:
         threading.Thread(target=self._receive, name="rmq-control", daemon=True).start()
 
     def send(self, **facts: Any) -> None:
-        """Send facts about the worker to the supervisor, if the supervisor still runs."""
+        """Send a message to the supervisor, if the supervisor still runs.
+
+        The message is a line of JSON with the given facts about the worker.
+        """
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(facts).encode() + b"\n")
 
@@ -171,7 +174,7 @@ class WorkerProcess:
                 self.channel.send(bytes([byte]))
 
     def problems(self, now: float) -> list[str]:
-        """Return the problems of the process, one line each."""
+        """Return texts that describe the problems of the process."""
         if not self.started:
             return [f"process {self.number}: is not started yet"]
         if self.popen is None:
