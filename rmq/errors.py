@@ -95,8 +95,8 @@ class TopicVanished(ConfigurationError):
     Attributes:
         recreated: Whether another client has created the topic again. RMQ then raises the error
             once. The next call uses the new topic or raises SettingsMismatch.
-        is_stamp: Whether a slot exists, but with another creation stamp than in this client. After
-            a resize, RMQ handles this without an error.
+        is_stamp: Whether a part (slot) of the topic exists, but with another creation stamp than in
+            this client. After a resize, RMQ handles this without an error.
     """
 
     def __init__(self, message: str, recreated: bool = False, is_stamp: bool = False) -> None:
@@ -387,7 +387,7 @@ class HistoryLost(StorageError):
     error.removed_to`, and read after this position.
 
     Attributes:
-        slot: Index of the slot.
+        slot: Index of the slot (part of the topic).
         position: Entry after which you wanted to continue.
         removed_to: Last entry that was removed.
     """

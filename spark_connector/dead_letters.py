@@ -159,7 +159,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
 
 
 def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
-    """Return the check bits in all ids of a topic, and the number of its slots.
+    """Return the check bits in all ids of a topic, and the number of its slots (parts).
 
     Raises:
         TopicNotFound: There is no such topic.

@@ -168,7 +168,7 @@ class Stored:
         return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
 
     def offsets(self, newest: int) -> pa.Array:
-        """Return the sequence number of each message in its slot.
+        """Return the sequence number of each message in its slot (part of the topic).
 
         `newest` is the sequence number of the slot's newest message.
         """

@@ -1,8 +1,8 @@
 """Read the history of topics in a batch or as a stream. The history has acked messages.
 
-A position is the last entry that was read in each slot. An entry has the form `<ms of the
-ack>-<number>`. Between two positions, the messages never change, except when the limits of the
-history remove old messages. So a repeated task reads the same rows. The driver chooses the
+A position is the last entry that was read in each slot (part of the topic). An entry has the form
+`<ms of the ack>-<number>`. Between two positions, the messages never change, except when the limits
+of the history remove old messages. So a repeated task reads the same rows. The driver chooses the
 positions. RMQ leases and settles nothing. The checkpoint is the only state of a query, so each
 query reads all messages.
 """
@@ -50,7 +50,7 @@ _log = logging.getLogger("spark_connector")
 
 @dataclass(frozen=True)
 class Span:
-    """A part of the history of a topic: the entries of some slots between two positions.
+    """A part of a topic's history: the entries of some slots between two positions.
 
     Attributes:
         topic: Name of the topic.
@@ -211,8 +211,8 @@ class HistoryReader(DataSourceReader):
     def partitions(self) -> list[HistoryPart]:
         """Return the tasks of the read.
 
-        There is one task for each slot. If minPartitions requires more tasks, several tasks share a
-        slot, and each of these tasks reads a range of time.
+        There is one task for each slot (part of the topic). If minPartitions requires more tasks,
+        several tasks share a slot, and each of these tasks reads a range of time.
         """
         options = self._options
         with connect(options.at) as client:

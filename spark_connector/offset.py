@@ -1,10 +1,10 @@
 """Read and write the offsets in Spark's checkpoint.
 
 An offset has the query's name, and a position for each topic. A position has the last sequence
-number of each slot. Spark compares offsets as JSON text. So the keys have a fixed order, and RMQ
-returns an unchanged offset as it received it. The field `held` is the number of messages in the
-batch that ends at the offset. RMQ cannot compute this number from the sequence numbers, because
-numbers can be missing after a lease has expired.
+number of each slot (part of the topic). Spark compares offsets as JSON text. So the keys have a
+fixed order, and RMQ returns an unchanged offset as it received it. The field `held` is the number
+of messages in the batch that ends at the offset. RMQ cannot compute this number from the sequence
+numbers, because numbers can be missing after a lease has expired.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Numbers = dict[int, int]  # by slot
 class Position(NamedTuple):
     """The end of a batch in one topic.
 
-    For each slot, it has the last sequence number and the number of messages.
+    For each slot (part of the topic), it has the last sequence number and the number of messages.
     """
 
     slots: Numbers
@@ -112,7 +112,7 @@ def not_subscribed(topic: str, subscribed: str) -> ConfigurationError:
 
 
 def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
-    """Raise an error if a topic was created again with fewer slots. A resize never removes slots.
+    """Raise an error if a topic was created again with fewer slots (parts).
 
     Raises:
         ConfigurationError: The topic has fewer slots than the checkpoint.

@@ -1,7 +1,7 @@
 """Plan the tasks of a batch, and the messages that each task reads.
 
-A task may read messages of several slots. Spark needs about 20 ms for a task, so a small batch has
-few tasks.
+A task may read messages of several slots (parts of topics). Spark needs about 20 ms for a task, so
+a small batch has few tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_connector.offset import Numbers
 
 
 class Share(NamedTuple):
-    """A part of a batch's messages in one slot.
+    """A part of a batch, with messages from one slot (part of a topic).
 
     Attributes:
         topic: Name of the topic.
@@ -34,7 +34,7 @@ class Share(NamedTuple):
 
 
 def shares(topic: str, after: Numbers, upto: Numbers, held: Numbers) -> list[Share]:
-    """Divide the messages that a batch has from a topic into one part for each slot."""
+    """Divide the messages of a topic in a batch. Each slot (part of the topic) gives one part."""
     return [
         Share(topic, slot, after.get(slot, 0), upto[slot], count)
         for slot, count in sorted(held.items())

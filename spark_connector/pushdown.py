@@ -1,4 +1,4 @@
-"""Use the filters that Spark passes to a batch read, to skip slots, queues and rows.
+"""Use the filters of a batch read in Spark to skip slots (parts of topics), queues and rows.
 
 Spark checks all filters again. So a read may return rows that do not match, but must return all
 rows that match.
@@ -110,7 +110,7 @@ class Pushdown:
 
 
 def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
-    """Return whether messages in this slot or queue can meet the conditions.
+    """Return whether messages in a slot (part of the topic) or a queue can meet the conditions.
 
     `column` is "slot" or "queue", and `value` is the slot or the queue.
     """

@@ -152,7 +152,10 @@ class QueryLease:
         return self._client._transport.commands
 
     def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
-        """Return how many messages of each slot the query can receive now, by topic."""
+        """Return how many messages the query can receive now from each slot of each topic.
+
+        A slot is a part of a topic.
+        """
         return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
@@ -201,7 +204,7 @@ class QueryLease:
     def _renew(self) -> None:
         """Renew the lease until the query ends, or until another driver owns the query.
 
-        The thread renews the ownership in one slot of each topic. It renews the lease of the
+        The thread renews the ownership in one slot (part) of each topic. It renews the lease of the
         messages less often. If a renewal fails for a topic, the thread repeats it, and renews the
         other topics in time.
         """
@@ -334,7 +337,7 @@ class QueryLease:
         retry_while_away(partial(self._joint.wait, present, seconds), self._retry_s)
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
-        """Return whether a task has read messages of a slot after a sequence number."""
+        """Return whether a task has read messages of a slot (part of the topic)."""
         handed = partial(self.query(topic).handed, slot)
         return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 

@@ -56,7 +56,8 @@ class RmqReader(DataSourceReader):
     def partitions(self) -> list[SnapshotPart]:
         """Divide the queues into parts.
 
-        There is a part for each slot. If a slot has many messages, it has several parts.
+        The result has an entry for each slot (part of the topic). If a slot has many messages, it
+        has several entries.
         """
         at = self._options.at
         with connect(at) as client:
@@ -123,7 +124,7 @@ class RmqReader(DataSourceReader):
 
 
 def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[QueueBlock]:
-    """Yield pages until they have `most` messages."""
+    """Yield pages of messages. Stop after `most` messages."""
     while block := retry_while_away(read, RETRY_S):
         if most is not None:
             block = block.part(0, most)

@@ -120,7 +120,7 @@ async def page_of(
 ) -> tuple[list[Message], str | None]:
     """Return the messages after the query's cursor, and the next cursor.
 
-    The result is sorted by slot, and by score in each slot.
+    The messages are sorted by slot (part of the topic), and by score in each slot.
     """
     settings = await context.admin.settings(topic)
     slots = settings.layout.most if settings.layout else settings.slots
@@ -306,7 +306,7 @@ class MessageList(Answer):
 
 
 class Peeked(MessageList):
-    """Messages of each slot, in the order of their delivery."""
+    """Messages of each slot (part of the topic), in the order of their delivery."""
 
 
 class Sent(Answer):

@@ -1,4 +1,4 @@
-"""The survey reads the counts of all slots once for all services and pages of a server."""
+"""The survey reads the counts of all topics once for all services and pages of a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopicCounts:
 
     Attributes:
         context: Context of the topic.
-        slots: Counts of each slot, with the names of `Admin.stats`.
+        slots: Counts of each slot (part of the topic), with the names of `Admin.stats`.
         lateness: Histogram that shows how late messages were received, since the topic was created.
         at: Monotonic time at which the counts were read.
     """
@@ -53,7 +53,7 @@ class TopicCounts:
 
 
 class Survey:
-    """The service that reads the counts of all slots of all topics.
+    """The service that reads the counts of all topics.
 
     Attributes:
         prefix: Prefix of all keys in Redis.
@@ -83,7 +83,10 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Number of seconds between two runs. With more slots, there are fewer runs."""
+        """Number of seconds between two runs.
+
+        With more slots (parts of topics), there are fewer runs.
+        """
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 

@@ -22,7 +22,7 @@ leases          page of messages in flight
 metrics         the server's metrics for Prometheus
 
 The services are in the `service.py` of each feature. `rmq.http_framework.service` defines the
-interface of a service. `rmq.http_framework.survey` reads the counts of all slots once for all
+interface of a service. `rmq.http_framework.survey` reads the counts of all topics once for all
 services.
 """
 

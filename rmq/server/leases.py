@@ -41,7 +41,7 @@ TABLE = Table("leases")
 
 
 class LeaseList(Answer):
-    """Messages in flight, sorted by slot and by the end of their leases."""
+    """Messages in flight, sorted by slot (part of the topic) and by the end of their leases."""
 
     leases: list[Lease]
     cursor: str | None
@@ -114,9 +114,9 @@ class Lease(Answer):
     """A message in flight.
 
     Attributes:
-        kind: "own" if the message has its own lease. "shared" if the message has the shared lease
-            of a worker process in its slot. "query" if the message has the lease of a query such as
-            Spark's (see `/queries`).
+        kind: "own" if the message has its own lease. "shared" if the message has the lease that a
+            worker process shares among its messages of a slot (part of the topic). "query" if the
+            message has the lease of a query such as Spark's (see `/queries`).
         number: Number of a shared lease.
         deadline: End of the lease, or null if unknown, for example for a query.
         left_s: Seconds until the lease ends. If the lease has expired, the value is negative, and

@@ -1,10 +1,10 @@
 """Find gaps: sequence numbers of a producer that are missing in the ledger.
 
-A producer numbers its messages in each slot. Sorting all numbers would bring all rows of a producer
-into one task of Spark. So this module first groups the numbers into runs of 64, and the runs into
-blocks. A block has no gap if all numbers from its first to its last number exist, and if it begins
-directly after the previous block. Only the rows of the other blocks can have gaps, so this module
-sorts only these rows.
+A producer numbers its messages in each slot (part of a topic). Sorting all numbers would bring all
+rows of a producer into one task of Spark. So this module first groups the numbers into runs of 64,
+and the runs into blocks. A block has no gap if all numbers from its first to its last number exist,
+and if it begins directly after the previous block. Only the rows of the other blocks can have gaps,
+so this module sorts only these rows.
 
 The audit cannot find gaps before the first number or after the last number of a ledger.
 """

@@ -1,10 +1,10 @@
 """Read the outbox's table as a ledger, in plain SQL.
 
 A stub is a row of the outbox. RMQ derives the id of a stub from the id of its message. In the id of
-the stub, bits 64 to 87 are zero. The id of the message has the slot and the topic's check bits
-there. `rmq.sql.outbox.tables` describes the ids. In the text form with 5 bits per character, these
-bits are the last bit of character 12, all bits of characters 13 to 16, and the first three bits of
-character 17.
+the stub, bits 64 to 87 are zero. The id of the message has the slot (part of the topic) and the
+topic's check bits there. `rmq.sql.outbox.tables` describes the ids. In the text form with 5 bits
+per character, these bits are the last bit of character 12, all bits of characters 13 to 16, and the
+first three bits of character 17.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ class Dispatcher:
             connection: Connection with the transaction that has locked the stubs, or None.
 
         Guarantee:
-            If Redis refuses a stub temporarily, later stubs of the same slot are not sent.
+            If Redis refuses a stub temporarily, the method does not send later stubs for the same
+            slot (part of the topic).
 
         Raises:
             Unavailable, OutcomeUnknown: Redis is unreachable. Some stubs may have been sent.
@@ -272,8 +273,8 @@ class Dispatcher:
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
         """Send stubs.
 
-        If a slot is too full for all its stubs, send as many of the first stubs as fit. For each
-        slot, Redis stores all messages of a call or none. So a slot with room for 100 messages
+        If a slot (part of the topic) is too full for all its stubs, send only the first stubs. For
+        each slot, Redis stores all messages of a call or none. So a slot with room for 100 messages
         would refuse a call with 500 stubs forever.
         """
         outcomes = self._call_once(context, pairs)

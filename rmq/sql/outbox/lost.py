@@ -5,7 +5,7 @@ A stub is lost if all these conditions are true (docs/decisions/0011):
 - The stub is unconfirmed, and its resend time has come.
 - No consumer works on its message.
 - Redis has the message in no queue.
-- Consumers have received later messages of the slot.
+- Consumers have received later messages of the same slot (part of the topic).
 
 RMQ looks for a message by its id. If a message is in none of its slot's queues, it was settled,
 removed or lost. Redis cannot distinguish these cases. Only a program that has recorded the end of
@@ -47,7 +47,7 @@ Ids = Callable[[TopicContext], Sequence[MessageId]]
 
 
 class Located(NamedTuple):
-    """Says where a message is, and describes its slot.
+    """Says where a message is, and describes its slot (part of the topic).
 
     Attributes:
         queue: "store", "prepare", "dead", or None.
@@ -195,8 +195,8 @@ class LossDetector:
     def _passed(self, gone: Sequence[DueStub], located: dict[int, Located | None]) -> list[DueStub]:
         """Return the lost stubs among stubs whose messages are in no queue.
 
-        A stub is lost if later messages of its slot were handled, or if Redis never had its
-        message.
+        A stub is lost if consumers have handled later messages of its slot (part of the topic), or
+        if Redis never had its message.
         """
         unsure = []
         for stub in gone:

@@ -46,7 +46,7 @@ class DueStub(NamedTuple):
 
     @property
     def slot_key(self) -> SlotKey:
-        """Topic and slot to which the message was last sent."""
+        """Topic and slot (part of the topic) to which the message was last sent."""
         return self.topic, self.slot
 
 
@@ -87,9 +87,9 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
 
 
 def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
-    """Return the newest message that consumers have received or confirmed in each slot.
+    """Return the newest message of each slot that consumers have received or confirmed.
 
-    The messages of a slot have numbers.
+    A slot is a part of a topic. The result has the numbers of messages.
     """
     offsets: dict[SlotKey, int] = {}
     for topic, slot in set(slots):

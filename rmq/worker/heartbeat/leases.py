@@ -144,7 +144,7 @@ class WorkerMemory:
 
 
 class WorkerLease:
-    """A shared lease: one lease for several deliveries that this worker received from a slot.
+    """A shared lease: one lease for several deliveries from a slot (part of a topic).
 
     Attributes:
         until: Monotonic time until which the lease was certainly valid at the last check. The value
@@ -208,7 +208,7 @@ class LeaseTracker:
     # --- for the consumer ------------------------------------------------------------------------
 
     def number(self, slot: int) -> int:
-        """Return the lease number for the next batch from a slot, or 0 if there is no lease."""
+        """Return the lease number for a slot (part of the topic), or 0 if there is no lease."""
         lease = self.leases.get(slot)
         return 0 if lease is None else lease.number
 
@@ -264,9 +264,10 @@ class LeaseTracker:
         self.memory.remove(mine)
 
     def retire(self, slot: int) -> None:
-        """Stop renewing the lease of a slot, because a delivery of the slot cannot be settled.
+        """Stop renewing the lease of a slot (part of the topic).
 
-        When the lease expires, the message of this delivery waits again.
+        The worker calls this because it cannot settle a delivery of the slot. When the lease
+        expires, the message of this delivery waits again.
         """
         lease = self.leases.get(slot)
         if lease is not None:

@@ -46,7 +46,8 @@ class TopicFeed:
     Attributes:
         topic: Data that the feed shares with queues and settlers.
         flows: Sequences of Redis commands that receive and settle deliveries.
-        state: State of the slots. For each slot, it has the time at which the slot next has work.
+        state: State of the slots (parts of the topic). For each slot, it has the time at which the
+            slot next has work.
         queues: The queue of each handler.
         first_queue: The queue of the first handler. If the topic is ordered, this queue gets all
             messages.
@@ -95,7 +96,7 @@ class TopicFeed:
             self._batch_queues.append(queue)
 
     def begin_unchecked(self) -> None:
-        """Let the fetcher check first which slots have messages.
+        """Let the fetcher check first which slots (parts of the topic) have messages.
 
         Call this method only when the topic is open.
         """
@@ -245,9 +246,10 @@ class TopicFeed:
             self._interrupt(delivery)
 
     def read_requests(self) -> None:
-        """Read requests to cancel deliveries from the slots where the heartbeat has found requests.
+        """Find out which messages of this worker must be cancelled.
 
-        If the master node of a slot cannot be reached, the feed reads the slot later.
+        The heartbeat has found the slots (parts of the topic) that have such messages. If the
+        master node of a slot cannot be reached, the feed reads the slot later.
 
         Raises:
             RMQError: Redis cannot be reached.
@@ -296,7 +298,7 @@ class TopicFeed:
         """Whether senders may hand messages over to this worker directly.
 
         The worker then leaves a credit (a request for a hand-over) in Redis. The topic must have
-        one slot and no strict order. It must also have received messages recently.
+        only one slot (part) and no strict order. It must also have received messages recently.
         """
         return (
             len(self.state.ready_at) == 1

@@ -1,11 +1,12 @@
 """The fetcher: one thread that receives the messages of all topics of a worker.
 
-For each slot, the fetcher knows when the slot next has a message. The fetcher learns this time from
-replies, from wake-ups, and from the script `next_ready`. The script checks the slots of all topics
-in one command. The fetcher runs the script before it sleeps, because Redis then sends wake-ups for
-the checked slots. A wake-up can get lost. So the fetcher also checks slots every POLL_S seconds. If
-a worker has more than LOOKS slots and wake-ups arrive, each check covers only the next LOOKS slots.
-If several topics have messages, the fetcher serves the topic that has waited longest.
+For each slot (part of a topic), the fetcher knows when the slot next has a message. The fetcher
+learns this time from replies, from wake-ups, and from the script `next_ready`. The script checks
+the slots of all topics in one command. The fetcher runs the script before it sleeps, because Redis
+then sends wake-ups for the checked slots. A wake-up can get lost. So the fetcher also checks slots
+every POLL_S seconds. If a worker has more than LOOKS slots and wake-ups arrive, each check covers
+only the next LOOKS slots. If several topics have messages, the fetcher serves the topic that has
+waited longest.
 """
 
 from __future__ import annotations
@@ -203,8 +204,8 @@ class Fetcher:
         """Call the function `receive` for a topic, and handle its errors.
 
         An error of one topic does not delay the other topics. `receive` returns whether it received
-        messages. Redis sends no more wake-ups for a slot that gave messages, so the fetcher must
-        check such a slot again.
+        messages. After a slot (part of the topic) has given messages, Redis sends no more wake-ups
+        for this slot. So the fetcher must check the slot again.
         """
         try:
             if receive():
@@ -224,7 +225,7 @@ class Fetcher:
     # --- slots without work ----------------------------------------------------------------------
 
     def _poll(self, now: float) -> None:
-        """Check slots and topics for messages, and delete expired data.
+        """Check all topics for messages, and delete expired data.
 
         The fetcher calls this method every POLL_S seconds.
         """
@@ -266,7 +267,10 @@ class Fetcher:
                 now = time.monotonic()
 
     def _check_due_slots(self) -> None:
-        """Check all slots in which no message is expected now, or the next LOOKS of these slots."""
+        """Check slots (parts of topics) in which the fetcher expects no message now.
+
+        Check all these slots, or only the next LOOKS of them.
+        """
         feeds = [feed for feed in self._feeds if feed.state.ready_at]
         slots = sum(len(feed.state.ready_at) for feed in feeds)
         looks = next_looks(self._next_check, slots) if self._has_checked_all else range(slots)
@@ -285,7 +289,7 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_again(self) -> None:
-        """Check the slots that gave messages. Redis then sends wake-ups for them again."""
+        """Check the slots (parts of topics) that gave messages."""
         feeds = list(self._unchecked)
         for feed in feeds:
             feed.follow_slots()
@@ -298,7 +302,7 @@ class Fetcher:
             self._check(feeds)
 
     def _check(self, feeds: Sequence[TopicFeed]) -> None:
-        """Ask Redis when slots next have a message. Redis then sends wake-ups for these slots."""
+        """Ask Redis when the slots (parts) of topics next have a message."""
         now = self._checked_at = time.monotonic()
         places = [
             (feed, index)
@@ -314,7 +318,7 @@ class Fetcher:
             self._due.schedule(feed)
 
     def _check_slots(self, places: Sequence[tuple[TopicFeed, int]]) -> None:
-        """Ask Redis with one command when slots next have a message.
+        """Ask Redis with one command when slots (parts of topics) next have a message.
 
         If the master node of the slots cannot be reached, the method raises no error, because an
         error would delay all other slots. The next receive call for these slots reports the outage.
@@ -390,7 +394,7 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Delete expired data of one slot.
+        """Delete expired data of one slot (part of a topic).
 
         Each call continues with the next slot. If a slot still has expired data, the next call
         continues with the same slot.

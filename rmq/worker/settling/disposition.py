@@ -50,7 +50,8 @@ class Disposition(NamedTuple):
         kind: Why the message is rejected: "r" (the handler rejected the message), "u" (the body
             does not fit the handler) or "n" (the message has no handler).
         then: Messages to send if the message is rejected. The invoker encodes them later.
-        event: Key of an event that ends the wait of a released message, or an empty value.
+        event: Key of an event, or an empty value. When this event arrives, RMQ delivers the
+            released message again.
     """
 
     verb: Literal["ack", "nack", "reject", "release"]
