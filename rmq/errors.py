@@ -1,9 +1,9 @@
 """The exceptions of RMQ. Each class says who can fix the cause, and whether you can try again.
 
 * `ConfigurationError`: The caller can fix the cause. No message was sent, and trying again does not
-help.
+  help.
 * `SendError`: The producer can fix the cause with a smaller body or a later send, or the operator
-with more memory.
+  with more memory.
 * `DeliveryError`: This consumer may no longer settle the delivery. Do not try again.
 * `DecodeError`: The producer can fix the bytes, or the reader can use another codec.
 * `StorageError`: The server or the network failed. Each subclass says whether the call took effect.

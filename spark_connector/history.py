@@ -414,9 +414,9 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> tuple[dict[str, Position], list[tuple[Span, int]]]:
         """Choose the end of a batch with at most `most` messages.
 
-        The method must read an ack to know its number of messages, which is at most 100. An ack
-        with more than `most` messages is a batch of its own. Each topic gets an equal part of the
-        limit. Later topics also get what earlier topics did not use.
+        One ack can settle up to 100 messages. The method must read the entry of the ack to know how
+        many. An entry with more than `most` messages is a batch of its own. Each topic gets an
+        equal part of the limit. Later topics also get what earlier topics did not use.
 
         Returns:
             The end of the batch for each topic, and the parts of the batch with their numbers of

@@ -60,7 +60,7 @@ class Progress:
         return found
 
     def figures(self, lease: QueryLease) -> dict[str, int]:
-        """Return the counts and times of this run, by name.
+        """Return the counts and times of this run as a dict.
 
         The query also sends these values to Redis, so that `Admin.queries` can show them.
         """

@@ -36,10 +36,10 @@ def resident_bytes() -> int | None:
 class RecyclingLimits:
     """Limits after which a worker process ends, so that a new process replaces it.
 
-    After `max_messages` or `max_memory`, the process stops as it does after SIGTERM. The process
-    then exits with RECYCLED. A handler hangs if it still runs when `timeout_kill` has passed after
-    its max_runtime. The worker then releases all other deliveries, and the process exits with
-    STUCK. Only the end of the process can end a thread that hangs.
+    After `max_messages` or `max_memory`, the process stops as it does after SIGTERM. The exit code
+    of the process is RECYCLED. A handler hangs if it still runs when `timeout_kill` has passed
+    after its max_runtime. The worker then releases all other deliveries, and the exit code of the
+    process is STUCK. Only the end of the process can end a thread that hangs.
 
     Args:
         max_messages: Number of handled messages, or None for no limit. Each process adds a random

@@ -248,7 +248,7 @@ class Channel(virtual.Channel):
             self._put(queue, message)
 
     def _durable_of(self, exchange: str) -> list[str]:
-        """Return the queues of a fanout exchange that are topics.
+        """Return the durable queues of a fanout exchange. These queues are topics.
 
         The method reads Redis at most once a second.
         """

@@ -55,9 +55,9 @@ class Transport(virtual.Transport):
     Options in `broker_transport_options`:
 
     * lease: Seconds after which RMQ delivers the messages of a dead worker again. Default: the
-    setting of the topic, 30 s.
+      setting of the topic, 30 s.
     * priorities: "amqp" or "kombu". With "amqp", RMQ delivers priority 9 first. With "kombu", RMQ
-    delivers priority 0 first, as kombu's transport for Redis does.
+      delivers priority 0 first, as kombu's transport for Redis does.
     * topic: Settings of the topics that the transport creates, by name. See `rmq.Settings`.
     * topic_prefix: First part of the names of all topics.
     * prefix, retry_for, max_connections: Arguments of `rmq.Client`.

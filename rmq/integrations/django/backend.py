@@ -70,12 +70,12 @@ class TaskBackend(BaseTaskBackend):
 
     * url, prefix, retry_for, timeout, max_connections: Arguments of rmq.Client.
     * results: Time for which RMQ keeps the result of a successful task, in seconds or as a
-    timedelta, 1 s to 30 days. With None, RMQ keeps no results. Default: one day.
+      timedelta, 1 s to 30 days. With None, RMQ keeps no results. Default: one day.
     * retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
     * topic: Settings of the topics (see rmq.Settings), as a dict.
     * outbox: Alias in DATABASES. If you enqueue a task inside `atomic()` of this database, RMQ
-    sends the task only if the transaction commits. Default: None. RMQ then sends every task
-    immediately.
+      sends the task only if the transaction commits. Default: None. RMQ then sends every task
+      immediately.
     """
 
     task_class = Task

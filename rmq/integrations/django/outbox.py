@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """A row of the outbox.
 
     Attributes:
-        facts: The stored facts of the task.
+        facts: What RMQ stores about the task.
         is_waiting: Whether the relay has not sent the message yet.
         error: Reason why the message can never be sent, or ''.
         basis: Slot basis of the message, or None.

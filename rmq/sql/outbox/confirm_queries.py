@@ -52,7 +52,10 @@ def delete_log_row(connection: Connection, id: str) -> None:
 
 
 def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
-    """Confirm a stub (an outbox row), and delete its row in rmq_log. You can repeat the call."""
+    """Record in the outbox that a message is confirmed. You can repeat the call.
+
+    The function also deletes the row that says that a consumer has received the message.
+    """
     open_stub = update(stubs).where(stubs.c.id == id, stubs.c.status.in_(OPEN))
     with require_table(stubs, CREATE):
         connection.execute(open_stub.values(status=CONFIRMED))

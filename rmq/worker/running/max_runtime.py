@@ -28,7 +28,7 @@ class RuntimeLimits:
     """The time limits of the running deliveries of one handler.
 
     Attributes:
-        running: Limits of running deliveries, by delivery.
+        running: Limit of each running delivery.
         overrun: Deliveries beyond their limit. They are settled, although their handlers still run.
     """
 
