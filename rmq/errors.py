@@ -52,7 +52,7 @@ class ConfigurationError(RMQError):
 
 
 class InvalidValue(ConfigurationError, ValueError):
-    """A value is not allowed.
+    """A value is out of range, or its form is wrong.
 
     The error message names the field, the value and the fix.
     """
@@ -61,7 +61,7 @@ class InvalidValue(ConfigurationError, ValueError):
 class InvalidType(ConfigurationError, TypeError):
     """A value has the wrong type.
 
-    The error message names the field, the wrong type and the type to pass.
+    The error message names the field, the wrong type and the right type.
     """
 
 
@@ -184,11 +184,10 @@ class EncodeError(SendError, ValueError):
 
 
 class QueueFull(SendError):
-    """The topic's `max_length` is reached, or Redis is at `maxmemory`. Try again later.
+    """The topic has reached its `max_length`, or Redis is at `maxmemory`. Try again later.
 
     Attributes:
-        results: Results of `send_many`, one for each message, in order. The result of a refused
-            message is None.
+        results: For `send_many`, the result of each message, in order. None for a refused message.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -197,14 +196,11 @@ class QueueFull(SendError):
 
 
 class TopicPaused(SendError):
-    """Sends to the topic are paused.
-
-    No message was stored. Send again when somebody resumes the topic.
+    """Sends to the topic are paused. No message was stored. Send again when the topic is resumed.
 
     Attributes:
-        results: Results of `send_many`, one for each message, in order. The result of a refused
-            message is None. RMQ refuses all messages, unless the pause began or ended during the
-            call.
+        results: For `send_many`, the result of each message, in order. None for a refused message.
+            All messages are refused, unless the pause began or ended during the call.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:
@@ -236,18 +232,18 @@ class DeliveryError(RMQError):
 
 
 class LeaseLost(DeliveryError):
-    """The lease expired, and RMQ rolled the delivery back. Another consumer may have the message.
+    """The lease has expired. Another consumer may have the message.
 
     The call changed nothing. Do not repeat it, because the other consumer settles the message.
     """
 
 
 class AlreadySettled(DeliveryError):
-    """An earlier call on the same object has already settled this delivery."""
+    """The program has already settled this delivery with an earlier call."""
 
 
 class Cancelled(DeliveryError):
-    """Somebody requested the cancellation of this delivery, with `topic.cancel(id, running=True)`.
+    """A program has asked to cancel this delivery with `topic.cancel(id, running=True)`.
 
     `extend` and `checkpoint` of a delivery raise this error. If the handler does not catch it, the
     message ends as cancelled. The handler can still ack the message.
@@ -262,11 +258,11 @@ class NotFinished(RMQError, TimeoutError):
 
 
 class ResultNotFound(RMQError):
-    """You cannot wait for this result.
+    """There is no result to wait for.
 
     Attributes:
-        reason: "not_kept" (RMQ keeps no result for the message, or the result has expired), or
-            "unknown" (no message and no result has this id).
+        reason: "not_kept" if RMQ does not keep the result of the message, or has deleted it.
+            "unknown" if no message and no result has this id.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -322,7 +318,7 @@ class StubSettled(ConfigurationError):
 
 
 class QueryOwned(DeliveryError):
-    """Another process runs this query. You copied the checkpoint, or started the query twice.
+    """Another process runs this query. The checkpoint was copied, or the query was started twice.
 
     Attributes:
         left_s: Seconds until another process may run the query, if the current owner does not renew
@@ -364,7 +360,7 @@ class Unavailable(StorageError):
 
 
 class OutcomeUnknown(StorageError):
-    """The call may have taken effect, but its reply never came.
+    """The call may have taken effect, but its reply never arrived.
 
     You can safely repeat every call of RMQ. Repeat a send with the same message id. Repeat an ack,
     or another call on a delivery, with the same consumer. Within a minute, the repeated call gets
@@ -404,6 +400,6 @@ class HistoryLost(StorageError):
 class ScriptFailed(StorageError):
     """A Lua script has stopped, because a key or a record is wrong, or because Redis failed.
 
-    RMQ's scripts check types and records before they write. If Redis fails in a later command of a
-    script, the earlier writes of the script remain.
+    RMQ's scripts check types and records before they write. If Redis fails in the middle of a
+    script, the script's earlier writes remain.
     """

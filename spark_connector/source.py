@@ -1,8 +1,12 @@
 """Define the data source `rmq` of Spark.
 
-Name: rmq Schema: message_id, topic, slot, value, timestamp, priority, attempt and more.
-docs/spark.md describes all columns. The column `value` is the body as the producer's codec wrote
-it. Options: url, subscribe, and the options in `spark_connector.options`.
+Name:
+    rmq
+Schema:
+    message_id, topic, slot, value, timestamp, priority, attempt and more. docs/spark.md describes
+    all columns. The column `value` is the body as the producer's codec wrote it.
+Options:
+    url, subscribe, and the options in `spark_connector.options`.
 Guarantee:
     A streaming read settles a batch after Spark has committed it. Until then, Spark can replay the
     batch with the same messages. With a sink that recognizes repeated batches, each message is

@@ -68,8 +68,9 @@ class Ledger:
         the message loses no retry. If RMQ cannot mark finished work as done, this process keeps the
         claim and tries again until the `ttl` has passed.
 
-    Source: The MySQL table of https://github.com/Jaskey/RocketMQDedupListener. In RMQ, a row has an
-    owner and RMQ renews it. An unknown error does not count as success.
+    Source:
+        The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
+        In RMQ, a row has an owner and RMQ renews it. An unknown error does not count as success.
     """
 
     def __init__(
