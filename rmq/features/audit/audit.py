@@ -1,8 +1,8 @@
 """`rmq.Audit`, which numbers messages so that lost messages can be found.
 
 When a script removes a message, the script also records the number of the message. A message is
-lost if its number is not recorded and no queue has the message. `rmq.features.audit.flows` finds
-lost messages.
+lost if no queue has it and its number is not recorded. `rmq.features.audit.flows` finds lost
+messages.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ message also closes the number.
 
 An audit reads the open numbers of a topic, then all messages, then the open numbers again. A
 message is missing if RMQ accepted it, its number was open both times, and no queue has it. So the
-result is exact even while the topic is used.
+result is exact even while programs use the topic.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ TABLE = Table("audits")
 
 
 class AuditQuery(Request):
-    """Selects messages by their age: the seconds since RMQ accepted them."""
+    """Minimum age of the messages to audit: seconds since RMQ accepted them."""
 
     older_than: Seconds = 60
 
@@ -43,7 +43,7 @@ async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> 
 
 
 class ForgetMissing(AuditQuery):
-    """Selects missing messages to forget by their age: the seconds since RMQ accepted them."""
+    """Minimum age of the missing messages to forget: seconds since RMQ accepted them."""
 
 
 @TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)

@@ -74,7 +74,7 @@ class AsyncBatch(BatchBase):
         """Create the batch, or find an existing batch with this name. Return its state.
 
         Raises:
-            BatchNotFound: The batch does not exist, and no `then` was given.
+            BatchNotFound: The batch does not exist, and the caller gave no callback (`then`).
             InvalidValue: The existing batch has another callback topic, or another value of `dead`.
         """
         state: State = await self._run(flows.open_batch(self._definition))

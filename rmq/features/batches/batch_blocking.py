@@ -31,7 +31,7 @@ class Batch(BatchBase):
         """Create the batch, or find an existing batch with this name. Return its state.
 
         Raises:
-            BatchNotFound: The batch does not exist, and no `then` was given.
+            BatchNotFound: The batch does not exist, and the caller gave no callback (`then`).
             InvalidValue: The existing batch has another callback topic, or another value of `dead`.
         """
         state: State = self._run(flows.open_batch(self._definition))

@@ -288,12 +288,12 @@ def _outside(target: TopicContext, known: Sequence[tuple[MessageId, str]]) -> Fl
     """Return the ids of messages that were sent without this batch.
 
     Another program may open the same batch and send a message between our `batch_add` and our
-    `send`. Such a message has the mark of the batch, so it is a member. If the message has already
-    ended, its slot or the batch has recorded its end.
+    `send`. Such a message has the mark of the batch, so it is a member of the batch and its id is
+    not returned.
 
     Args:
         target: Topic of the messages.
-        known: Pairs of the id of a message and the mark that the message has if it is a member.
+        known: For each message, its id and the mark that members of the batch have.
     """
     reads: list[Command[bytes | None]] = []
     for id, _ in known:

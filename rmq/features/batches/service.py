@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def open(self) -> int:
-        """Number of batches whose callback was not sent yet, at the last run."""
+        """Number of batches whose callback was not sent before the last run."""
         return len(self._open)
 
     def run_once(self) -> int:

@@ -88,8 +88,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """Delete waiting messages or dead letters. Return the number of deleted messages.
 
         RMQ does not delete messages in flight. It deletes waiting messages permanently. It moves
-        dead letters to the trash, from which `restore` brings them back. The count of purged
-        messages includes a dead letter only after RMQ has deleted the letter from the trash.
+        dead letters to the trash, from which `restore` brings them back. A dead letter in the trash
+        does not count as purged until RMQ deletes it from the trash.
 
         Args:
             topic: Name of the topic.

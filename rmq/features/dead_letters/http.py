@@ -341,7 +341,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
 
 
 class Redriven(Answer):
-    """Numbers of dead letters that matched, that were sent back, and that RMQ could not read.
+    """The result of a redrive: how many dead letters matched, were sent back, or were unreadable.
 
     Attributes:
         refused: Number of letters that the other topic refused, by outcome. Refused letters stay
@@ -399,7 +399,7 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
 
 @TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
-    """List the trash of a topic. In each slot, the letters that RMQ will delete first come first.
+    """List the trash of a topic. In each slot, the letters that expire first come first.
 
     The `deadline` of a letter is the time at which RMQ deletes it. You cannot search the trash by
     time of death, so a filter by `age` or `died` matches nothing. A page may have fewer than
@@ -482,7 +482,7 @@ async def sample(
     wanted: LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
 ) -> list[StoredMessage]:
-    """Return some matching dead letters. The search is limited, and returns the oldest first."""
+    """Return examples of matching dead letters, oldest first. The search is limited."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
         page = await context.admin.dead_letters(

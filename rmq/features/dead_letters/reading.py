@@ -232,7 +232,7 @@ class Reader:
         )
 
     def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
-        """Return about `most` dead letters after the last call, or an empty list at the end."""
+        """Return about `most` further dead letters, or an empty list at the end."""
         while self._readers:
             members = yield from self._readers[0].read(most)
             if members:

@@ -248,7 +248,7 @@ def find_arrivals(call: str, slots: Iterable[SlotKeys], entries: Sequence[bytes]
 
 
 def forget_arrivals(call: str, key: bytes, now_ms: int, entries: Iterable[bytes]) -> Flow[None]:
-    """Let Redis forget, after some time, which messages were stored."""
+    """Let Redis forget, after some time, which messages the other topic has stored."""
     words = [word for entry in entries for word in (now_ms, entry)]
     yield RawCommand(call, "ZADD", key, "XX", *words)
 

@@ -79,7 +79,7 @@ TOKEN_BYTES = 8
 
 
 class HeldLetter(NamedTuple):
-    """A dead letter that its slot holds while RMQ moves the letter to another topic.
+    """A dead letter that RMQ is moving to another topic. Its slot holds it until then.
 
     Attributes:
         token: Token of the attempt that holds the letter. It may be an earlier attempt.
@@ -101,7 +101,7 @@ class HoldReply(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A dead letter that the other topic shall store.
+    """A dead letter that the other topic must store.
 
     Attributes:
         entry: Name of the letter in the sorted set, followed by the token that holds the letter.

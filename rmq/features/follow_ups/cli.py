@@ -24,7 +24,7 @@ def pending() -> None:
 @pending.command("ls", examples=("rmq pending ls orders",))
 @click.argument("topic")
 def list_pending(topic: str) -> None:
-    """List the follow-ups of acked messages of TOPIC that are not yet in their targets."""
+    """List the follow-ups of acked messages of TOPIC that are not yet in their target topics."""
     common = common_options()
     with common.client() as client:
         found = client.admin.pending(topic)

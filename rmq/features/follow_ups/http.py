@@ -27,7 +27,7 @@ class PendingDrop(Request):
 
 
 class Pending(Answer):
-    """Pending follow-ups from one slot for another slot, with the fields of `rmq pending ls`.
+    """The pending follow-ups of one slot for another slot, with the fields of `rmq pending ls`.
 
     Attributes:
         slot: Index of the slot whose messages were acked.
@@ -60,7 +60,7 @@ class PendingCount(Answer):
 
 @TABLE.get(PATH)
 async def list_pending(context: RequestContext, path: TopicPath) -> PendingList:
-    """List the follow-ups of a topic that are not yet in their targets."""
+    """List the follow-ups of a topic that are not yet in their target topics."""
     rows = await context.admin.pending(path.topic)
     return PendingList(pending=[show(row, Pending) for row in rows])
 

@@ -78,7 +78,7 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
-    """Return the state of a group. Return None if it has no admitted message and is not stopped.
+    """Return the state of a group, or None if it has no messages and is not stopped.
 
     If `id` names a message, `ahead` of the result counts the held messages before this message.
     """
@@ -175,7 +175,8 @@ def _open(context: TopicContext) -> Flow[None]:
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
     """Return the slots that may have messages of a group.
 
-    For each number of slots that the topic has had, the group has one slot.
+    A resize may give the group another slot. So the result has a slot for each former number of
+    slots.
     """
     check_group(name)
     numbers = context.settings.slot_numbers

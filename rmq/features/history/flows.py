@@ -184,7 +184,7 @@ def _entries_command(
 def records(
     context: TopicContext, index: int, entries: Iterable[str]
 ) -> Flow[dict[tuple[str, bytes], bytes]]:
-    """Read entries of a slot. Return the records by entry and id. Removed entries are omitted."""
+    """Read entries of a slot. Return the records of their messages, without removed entries."""
     commands = []
     for entry in entries:
         ms, seq = parse_entry(entry)
@@ -241,7 +241,7 @@ def _indexes(context: TopicContext, slots: Iterable[int] | None) -> list[int]:
 
 
 def _before(value: Moment, name: str) -> Entry:
-    """Return the last entry that was possible before this time."""
+    """Return the last possible entry before this time."""
     return check_epoch_ms(value, name, allow_past=True) - 1, LAST_SEQ
 
 
@@ -315,7 +315,7 @@ def read(
 
 
 class _EntrySizes:
-    """Chooses how many entries the next command reads. The sizes of earlier entries decide."""
+    """Chooses how many entries the next command reads, from the sizes of earlier entries."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -23,10 +23,10 @@ class HistoryQuery(Request):
     """Selects acked messages to list.
 
     Attributes:
-        since: Time of the first acks. Default: the oldest ack in the history.
-        until: Time before which the acks were. Default: no end.
+        since: Earliest time of an ack. Default: the oldest ack in the history.
+        until: End of the period. Later acks are not listed. Default: no end.
         slot: Index of the only slot to read. Default: all slots.
-        skip_lost: Whether to continue behind messages that were removed before they were read.
+        skip_lost: Whether to continue if the history removed messages before you read them.
     """
 
     since: datetime | None = None
@@ -41,8 +41,8 @@ class AckedMessage(Answer):
     """A message in the history, with the fields of `rmq.AckedMessage`.
 
     Attributes:
-        unreadable: Why the body could not be decoded, or an empty string if it was decoded. A body
-            that was not decoded is shown as bytes.
+        unreadable: Reason why the body could not be decoded, or an empty string. The response then
+            shows the body as bytes.
     """
 
     id: str
@@ -61,7 +61,7 @@ class HistoryPage(Answer):
     """A page of the history of a topic.
 
     Attributes:
-        cursor: Cursor that continues after this page, also after the last page.
+        cursor: Cursor with which you continue after this page. The last page also has a cursor.
         is_last: Whether the history has no further message now.
     """
 
@@ -74,12 +74,12 @@ class HistoryPage(Answer):
 async def list_acked_messages(
     context: RequestContext, path: TopicPath, query: HistoryQuery
 ) -> HistoryPage:
-    """List acked messages that the topic keeps, in the order of their acks within each slot.
+    """List acked messages that the topic keeps. Each slot is in the order of the acks.
 
-    The cursor never ends: to read later acks, repeat the request with the cursor of the last page.
-    A page has all messages of an ack, so it may have up to 100 messages although `limit` is
-    smaller. For a topic with more than 100 slots, `slot` is required. Offloaded bodies are not read
-    from their store.
+    To read later acks, repeat the request with the cursor of the last page. One ack may contain up
+    to 100 messages, which are always on the same page. So a page may have more messages than
+    `limit`. For a topic with more than 100 slots, `slot` is required. RMQ does not read offloaded
+    bodies from their store.
     """
     history = context.client.topic(path.topic).history
     after = read_cursor(query.cursor, dict[int, str]) if query.cursor else {}

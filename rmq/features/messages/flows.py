@@ -344,9 +344,10 @@ class Tail:
         self._shown = list(floors)
 
     def look(self) -> Flow[list[Message]]:
-        """Return messages that no earlier call found. Each slot is in the order of acceptance.
+        """Return messages that no earlier call found.
 
-        A call also records that the caller has shown all messages of the previous call.
+        The messages of each slot are in the order in which RMQ accepted them. A call also records
+        that the caller has shown all messages of the previous call.
         """
         self._shown = [slot.floor for slot in self._slots]
         counts = yield from topic_stats.counts(self._context)

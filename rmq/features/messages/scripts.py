@@ -25,8 +25,8 @@ def cancel(
 ) -> Command[str]:
     """Cancel a waiting message, or request the cancellation of a delivery. Return the status.
 
-    With `running`, the message may also be in flight. With `receipt`, only the delivery with this
-    score is cancelled.
+    With `running`, the message may also be in flight. With `receipt`, the call cancels only the
+    delivery whose receipt has this score.
     """
     command = topic_scripts.cancel(context, keys, session, [id], running, receipt)
     return Command(

@@ -158,7 +158,7 @@ class Dispatch:
 
 
 class DueTopic(NamedTuple):
-    """A topic and its due schedules. If they cannot be read, the error."""
+    """A topic, and either its due schedules or the error of the read."""
 
     name: str
     reply: DueReply | RMQError

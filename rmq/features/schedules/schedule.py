@@ -85,8 +85,8 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        Times before `since` may be missing, except the latest of them. `most` says how many of them
-        are always in the result.
+        If there are times before `since`, only the latest of them are in the result. `most` says
+        how many are at least included.
         """
         start = max(first, since)
         if start > first:
@@ -222,8 +222,8 @@ class Definition:
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times, and the next time after them.
 
-        Computing years of missed times would take long. So only the latest `most` missed times are
-        sure to be in the result.
+        Computing years of missed times would take long. So the result may omit missed times, but
+        not the latest `most` of them.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS

@@ -1,7 +1,8 @@
-"""Fail single messages of a query's batch. Each message fails once, even if the batch is repeated.
+"""Mark single messages of a query's batch as failed.
 
-Each task of an engine may fail messages, and may repeat the call. The log of the query marks each
-failed message (see `lua/queries/query_fail.lua`).
+A message fails only once, even if the batch is repeated. Each task of an engine may mark messages
+as failed, and may repeat the call. The log of the query has a mark for each failed message (see
+`lua/queries/query_fail.lua`).
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class QueryFlows:
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
-        """Take further messages for the query. Return the newest number of each slot.
+        """Take more messages for the query. Return the newest number of each slot.
 
         If the query has already taken newer messages than the caller has recorded, the call returns
         their numbers and takes no more messages. The caller may have used these messages as a
@@ -332,7 +332,7 @@ class QueryFlows:
             self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
 
     def wait(self, seconds: float) -> Flow[bool]:
-        """Wait until the query may take messages, or until the limit. Return False at the limit."""
+        """Wait for new messages, but at most `seconds`. Return whether there may be messages."""
         until, resizes = time.monotonic() + seconds, 0
         while True:
             try:
@@ -380,7 +380,7 @@ class QueryFlows:
         return self.context.slots[slot].query_stem + self.lease.run.encode()
 
     def count_run(self, batch: str, by: str) -> Flow[int]:
-        """Record that a run of the engine has started a batch. Return how many runs have done so.
+        """Record that a run of the engine has started a batch. Return the number of such runs.
 
         Args:
             batch: Name of the batch. A new name replaces the previous batch.
@@ -451,7 +451,8 @@ class QueryFlows:
     def give_back(self, after: Offsets) -> Flow[int]:
         """Give back messages that no reader has received. Return the number of these messages.
 
-        For each slot, the call gives back only messages with a larger number than `after` has.
+        Args:
+            after: Last number to keep, for each slot.
         """
         self.known.forget()
         yield from self.open()

@@ -23,7 +23,7 @@ SCANNED = 1000  # keys of a SCAN call, about a ms of the server's time
 
 @dataclass(frozen=True, slots=True)
 class HeldQuery:
-    """A query that has messages of a topic in flight. A driver (a process of the engine) runs it.
+    """A query that has messages of a topic in flight. A driver is a process that runs a query.
 
     Attributes:
         run: Name of the query, 32 hex digits.
@@ -144,7 +144,7 @@ class Counted(Protocol):
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return the queries that run or have messages in flight, by topic, in few round trips.
+    """Return the queries of each topic that run or have messages in flight, in few round trips.
 
     The first slot of a topic lists all queries that run. If a query has messages in flight, their
     slots also list the query. The message counts of a topic show which slots have messages in

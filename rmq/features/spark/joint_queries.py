@@ -62,7 +62,7 @@ class JointQueries:
             raise
 
     def wait(self, queries: Sequence[Query], seconds: float) -> bool:
-        """Wait until a query may take messages, or until the time limit. Return False at the limit.
+        """Wait for new messages, but at most `seconds`. Return whether there may be messages.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis does not answer.
@@ -95,7 +95,7 @@ class JointQueries:
         An error of one query does not affect the other queries.
 
         Args:
-            slots: For each query, the slots whose lease is renewed.
+            slots: For each query, the slots whose lease the call renews.
             report: Figures to store with each query. See `Query.keep`.
         """
         queries = {query._flows: query for query in slots}

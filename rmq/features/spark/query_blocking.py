@@ -37,7 +37,7 @@ class Query(QueryBase):
     def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take further messages, as a new batch. Return the newest number of each slot.
+        """Take more messages from the topic as a new batch. Return the newest number of each slot.
 
         A repeated call has the same result. If the query has already taken newer messages than
         `after` says, the call returns their numbers and takes no more messages. If the lease of
@@ -57,7 +57,7 @@ class Query(QueryBase):
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
-        """Wait until the query may take messages, or until the limit. Return False at the limit."""
+        """Wait for new messages, but at most `seconds`. Return whether there may be messages."""
         return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Query(QueryBase):
                 yield block
 
     def begun(self, batch: str, by: str) -> int:
-        """Record that a run of the engine has started a batch. Return how many runs have done so.
+        """Record that a run of the engine has started a batch. Return the number of such runs.
 
         Use this method if your engine gives up a batch after a number of attempts.
 
@@ -167,7 +167,7 @@ class Query(QueryBase):
         return self._run(self._flows.reject(upto, reason))
 
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Fail single messages of a batch. A repeated call fails no message a second time.
+        """Mark single messages of a batch as failed. A repeated call changes nothing.
 
         The messages stay in the batch, and `settle` skips them. `read` returns them as long as
         their records exist. Any process may call this method, even if it does not own the query.

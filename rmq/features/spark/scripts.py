@@ -113,7 +113,7 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Add messages of a slot to the query's log. `most_bytes` limits their size; 0 is no limit."""
+    """Add messages of a slot to the query's log. `most_bytes` limits their size. 0 is no limit."""
     return Command(
         script_loader.load("query_take"),
         (
@@ -305,7 +305,7 @@ class Failing(NamedTuple):
 def query_fail(
     context: TopicContext, keys: SlotKeys, run: str, failing: Sequence[Failing], retry: bool
 ) -> Command[str]:
-    """Fail messages that a query has in flight in one slot. The messages must be sorted by number.
+    """Mark messages of a query in one slot as failed. The messages must be sorted by number.
 
     With `retry`, the messages go back to the queue. Without it, they become dead letters. Return a
     character for each message: `r` (to be retried), `d` (a dead letter), `R` or `D` (failed by an

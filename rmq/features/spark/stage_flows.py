@@ -127,7 +127,7 @@ class StageFlows:
 
     @property
     def staged(self) -> StageContent:
-        """The content of the stage. Raises StageLost after a failed push."""
+        """The content of the stage. After a failed push, this property raises StageLost."""
         if self._failed:
             raise StageLost(f"stage {self.content.name}: a push has failed; write another stage")
         return self.content

@@ -193,7 +193,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         return await self._run(stats.stats(self._context(topic)))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """Return the message counts of each slot (part) of a topic, with the names of `stats`."""
+        """Return the message counts of each slot (part) of a topic, named as in `stats`."""
         return await self._run(stats.stats_by_slot(self._context(topic)))
 
     async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:

@@ -194,7 +194,7 @@ class TopicAdmin(AdminPart):
         return self._run(stats.stats(self._context(topic)))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """Return the message counts of each slot (part) of a topic, with the names of `stats`."""
+        """Return the message counts of each slot (part) of a topic, named as in `stats`."""
         return self._run(stats.stats_by_slot(self._context(topic)))
 
     def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:

@@ -69,7 +69,8 @@ def topic_set(
     the call changes nothing.
 
     The function first changes the topic's hash, then each slot. After an interruption, repeat the
-    call. A client that opens or follows the topic also changes the remaining slots.
+    call. A client that opens the topic, or reads its settings again, also changes the remaining
+    slots.
 
     Raises:
         TopicNotFound: The topic does not exist.

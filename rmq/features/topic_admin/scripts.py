@@ -50,7 +50,7 @@ def topic_pause(
 ) -> Command[TopicReply]:
     """Store a pause of deliveries or sends.
 
-    The state in the reply is the same as for topic_set.
+    The state in the reply has the same meaning as for topic_set.
     """
     return Command(
         script_loader.load("topic_pause"),

@@ -12,7 +12,7 @@ class AsyncWorkerAdmin(AsyncAdminPart):
     """Lists worker processes, and computes how many a topic needs."""
 
     async def workers(self) -> list[WorkerStatus]:
-        """Return the worker processes of this prefix, by host and pid, with their last reports.
+        """Return the worker processes with their last reports, sorted by host and pid.
 
         A process reports when it starts and every 10 s. When a process stops, it leaves the list
         immediately. A process that dies stays in the list for up to 30 s, and its `heartbeat_age_s`

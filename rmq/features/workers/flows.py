@@ -61,7 +61,7 @@ def forget_lapsed(prefix: str) -> Flow[list[str]]:
 
 
 def workers(prefix: str) -> Flow[list[WorkerStatus]]:
-    """List the processes whose status has not expired, by host and pid."""
+    """List the processes whose status has not expired, sorted by host and pid."""
     now_ms = yield from server_ms(LIST)
     found: list[WorkerStatus] = []
     index, offset = workers_key(prefix), 0

@@ -22,7 +22,7 @@ class WorkerList(Answer):
 
 @TABLE.get("/workers")
 async def list_workers(context: RequestContext) -> WorkerList:
-    """List worker processes, by host and pid, with their last reports."""
+    """List worker processes with their last reports, sorted by host and pid."""
     return WorkerList(workers=await context.admin.workers())
 
 

@@ -65,7 +65,7 @@ def code_of(id: str) -> str:
 
 
 def time_of(condition: str) -> datetime:
-    """Return the time in a condition `since` or `until`."""
+    """Convert the condition `since` or `until` of a job to a time."""
     return datetime.fromisoformat(condition)
 
 
@@ -156,8 +156,8 @@ class Job(NamedTuple):
     def has_trashed(self, goes_ms: float) -> bool:
         """Return whether this job moved a dead letter with this deletion time to the trash.
 
-        Only the time is compared. So a second purge with the same start and the same `keep` also
-        matches.
+        The method compares only times. So a second purge with the same start and the same `keep`
+        also matches.
         """
         put_ms = goes_ms - self.keep_ms
         is_over = self.ended_ms is not None and put_ms > self.ended_ms

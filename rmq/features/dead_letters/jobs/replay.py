@@ -120,7 +120,7 @@ class _Cursor(NamedTuple):
 
 
 def entries_in(cursor: str) -> tuple[str, ...]:
-    """Return the history entries of the messages in a batch that was recorded with a cursor."""
+    """Return the history entries of the messages in a recorded batch. They are in the cursor."""
     return _Cursor.unpack(cursor).entries
 
 
@@ -284,7 +284,7 @@ class Replay:
         return "".join(letters)
 
     def forget(self) -> Flow[None]:
-        """Let Redis forget which messages were stored, because the job has their outcomes."""
+        """Let Redis forget the records of stored messages, because the job has their outcomes."""
         stored, self._stored = self._stored, defaultdict(list)
         for (key, now_ms), members in stored.items():
             yield from redrive_to.forget_arrivals("replay", key, now_ms, members)
@@ -292,7 +292,7 @@ class Replay:
     def _find_earlier(
         self, ids: Sequence[bytes], entries: Sequence[str], letters: list[str]
     ) -> Flow[None]:
-        """Count messages that an earlier run has stored and the history has removed since."""
+        """Count a message as sent if an earlier run stored it and the history no longer has it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         names = [self._new_member(ids[place], entries[place]) + self._token for place in gone]
         for index in (yield from redrive_to.find_arrivals("replay", self._target.slots, names)):

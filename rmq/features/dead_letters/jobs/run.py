@@ -76,7 +76,7 @@ MAY_ACCEPT = "fpn"  # outcomes after which a topic may accept the same message l
 class _Cursor(NamedTuple):
     """The last examined message: its score and its member in the sorted set.
 
-    A job reads the queues of a slot one after the other. `turn` is the index of the current queue.
+    A job reads the queues of a slot one after another. `turn` is the index of the current queue.
     """
 
     slot: int = 0

@@ -37,13 +37,13 @@ class JobStepReply(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Messages of one slot that a job changes together, and the position of the search.
+    """Messages of one slot that a job changes together, and where the search continues.
 
     Attributes:
         slot: Index of the slot.
         ids: Ids of the messages.
         cursor: Position after the batch, as text.
-        examined: Number of messages examined so far.
+        examined: Number of messages that the job has examined so far.
         is_last: Whether this is the last batch of the job.
     """
 
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job. Return its start time, and 1 if it is new or 0 if it existed."""
+    """Store a job. Return 1 if the job is new, or 0 if it existed, and its start time."""
     return _changing("job_start", prefix, job, definition)
 
 
