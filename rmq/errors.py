@@ -31,10 +31,10 @@ class RMQError(Exception):
 
     @property
     def docs(self) -> str:
-        """Page and heading in the documentation that explain the exception.
+        """The page and heading of the documentation about this exception.
 
-        The text there says what happened, whether anything is lost, and what to do. Your own
-        subclass has the heading of its base class in RMQ.
+        It explains what happened, whether anything is lost, and what to do. If you define a
+        subclass, it has the heading of its base class in RMQ.
         """
         return f"{PAGE}#{self._documented.lower()}"
 

@@ -83,9 +83,9 @@ def facts(info: bytes) -> dict[str, str]:
 
 
 class ClientBase:
-    """The common base of both clients.
+    """The base class of both clients.
 
-    It has the address, the prefix, the handlers and interceptors.
+    It has the address, the prefix, the handlers and the interceptors of a client.
     """
 
     def __init__(

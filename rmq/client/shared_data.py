@@ -21,7 +21,9 @@ POP_MOST = 1000  # values of one call of `pop`
 
 
 class Published(NamedTuple):
-    """Data that a subscription received, or the news that the subscription to a channel has begun.
+    """Data that a subscription received.
+
+    It can also say that the subscription to a channel has begun.
 
     Attributes:
         channel: Name of the channel.
@@ -73,7 +75,7 @@ class ChannelSubscription(Subscription):
         self.payloads.append(b"")  # ends the wait
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Record published data. The method adds an item to `signals`, which ends the wait."""
+        """Record published data. The method also adds an item to `signals`, which ends the wait."""
         if channel in self.names:
             self.news.append(Published(self.names[channel], payload))
             signals.add(0)
@@ -86,7 +88,7 @@ class ChannelSubscription(Subscription):
 
 
 def receive_flow(subscription: ChannelSubscription, seconds: float) -> Flow[list[Published]]:
-    """Wait for news of a subscription, at most for a number of seconds."""
+    """Wait for data of a subscription, at most for a number of seconds."""
     until = time.monotonic() + seconds
     if not subscription.names:
         raise InvalidValue("receive: the subscription has no channel; add one")

@@ -115,7 +115,8 @@ class TopicBase:
             batch: Maximum number of deliveries of a run, 1 to 1000. The function then gets a list
                 of deliveries.
             linger: How long a batch that is not full waits for more messages, up to 60 s.
-            ordered: Whether each slot delivers its messages in strict order, across all workers.
+            ordered: Whether each slot (part) of the topic delivers its messages in strict order,
+                across all workers.
             lease: Time after which a worker without a heartbeat loses its messages. Default: the
                 topic's setting.
             max_runtime: Time limit of a run. A run that takes longer counts as failed. Default: no
@@ -277,7 +278,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
 
     @property
     def history(self) -> AsyncTopicHistory:
-        """Reads acked messages, if the topic's setting `history` keeps them."""
+        """The reader of acked messages, if the topic's setting `history` keeps them."""
         return AsyncTopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> AsyncResultHandle:

@@ -159,7 +159,7 @@ class Topic(TopicBase, Schedules):
 
     @property
     def history(self) -> TopicHistory:
-        """Reads acked messages, if the topic's setting `history` keeps them."""
+        """The reader of acked messages, if the topic's setting `history` keeps them."""
         return TopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> ResultHandle:

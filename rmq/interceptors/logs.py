@@ -86,7 +86,6 @@ class Logging(Interceptor):
 
 
 def _marks(message: Outgoing | DeliveryData) -> dict[str, str]:
-    """Return the type and the group of a message, if it has them."""
     marks = {"type": message.type, "group": message.group}
     return {name: text for name, text in marks.items() if text is not None}
 

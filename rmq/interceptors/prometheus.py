@@ -68,7 +68,8 @@ class Prometheus(Interceptor):
 
         The metrics count deliveries that were received (`taken`), are unsettled (`held`) or were
         lost. After this call, the label `type` can also be a message type of the worker's handlers.
-        If the client of a worker has this interceptor, the worker calls this method.
+        You need not call this method if the client of the worker has this interceptor, because the
+        worker calls it.
         """
         self._workers.add(worker)
         self._types.update(name for each in getattr(worker, "handlers", ()) for name in each.types)

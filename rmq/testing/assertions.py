@@ -16,7 +16,7 @@ WITHIN_S = 1.0  # default tolerance of a due time
 
 
 class MessageCriteria(NamedTuple):
-    """What a test expects of a message. If a criterion is None, any value is accepted."""
+    """The expectations of a test for a message. If a criterion is None, any value is accepted."""
 
     body: Any
     any_body: bool

@@ -54,7 +54,7 @@ class DrainedScope:
         self.needs_loop = self._scope.needs_loop
 
     def open(self) -> None:
-        """Open the plain lifespans and dependencies.
+        """Open the lifespans and dependencies that are not async.
 
         Raises:
             LifespanFailed: A lifespan or a dependency has raised an error.
@@ -75,13 +75,13 @@ class DrainedScope:
             await asyncio.wrap_future(self._holder.opened)
 
     def close(self) -> None:
-        """Close the plain lifespans and dependencies. Their errors are raised."""
+        """Close the lifespans and dependencies that are not async. Their errors are raised."""
         self._stack.close()
 
     async def close_async(self) -> None:
         """Close all lifespans and dependencies.
 
-        Errors of plain functions are raised. Errors of async functions are only logged.
+        Errors of async functions are only logged. Errors of other functions are raised.
         """
         holder, self._holder = self._holder, None
         try:

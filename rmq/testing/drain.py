@@ -57,7 +57,8 @@ class Result(NamedTuple):
     Attributes:
         topic: Name of the topic.
         id: Id of the message.
-        body: Body that the handler received, or the raw body if it does not fit the handler's type.
+        body: Body that the handler received. If the body does not fit the handler's type, the body
+            without conversion.
         attempt: 1 for the first delivery, 2 for the first retry.
         verb: How the delivery was settled: "ack", "nack" (a retry, or a dead letter if no retry
             remained), "reject", "release" (snoozed), "cancelled" (a program asked for it), "lost"
@@ -122,7 +123,7 @@ class DrainedHandler:
         self.raised: BaseException | None = None
 
     def run(self, deliveries: list[InnerDelivery]) -> Dispositions:
-        """Run a plain function."""
+        """Run a function that is not async."""
         assert isinstance(self.invoker, PlainInvoker)
         self.raised, started = None, time.monotonic()
         if self.handler.batch:
@@ -138,10 +139,7 @@ class DrainedHandler:
     def _in_time(
         self, delivery: InnerDelivery, disposition: Disposition, took: float
     ) -> Disposition:
-        """Return the disposition of a run.
-
-        If the run exceeded its max_runtime, it counts as an overrun.
-        """
+        """Return how to settle a delivery after its run, or after an overrun of its max_runtime."""
         limit = self.handler.runtime_of(delivery)
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
@@ -194,7 +192,7 @@ class DrainedTopic:
         return any(handler.is_async for handler in self._handlers)
 
     def receive_runs(self) -> list[Run]:
-        """Receive the next message, or the next batches. Return each of them with its handler."""
+        """Receive the next message or the next batches, each with its handler."""
         self._flows.state.ready_at = []  # forget due times in real time
         deliveries = with_retries(self._receive)
         runs: list[Run] = []
@@ -311,7 +309,10 @@ class Drain:
             self._end_us = self.clock.now_us + self.advance_us
 
     def steps(self) -> Generator[Step, Dispositions, list[Result]]:
-        """Yield the deliveries to run. The caller sends back their dispositions."""
+        """Yield deliveries whose handlers must run.
+
+        The caller sends back how to settle each delivery.
+        """
         idle = 0
         while True:
             next_scheduled_s = self.send_scheduled()

@@ -124,7 +124,6 @@ class _NonBlockingFile:
             return b""
 
     def write(self, data: bytes) -> None:
-        """Send all bytes."""
         left = memoryview(data)
         while left:
             try:

@@ -1,4 +1,4 @@
-"""Make faults in tests: lose the reply of a call, let a call fail, or delay a call.
+"""Make faults in tests: lose the reply to a call, let a call fail, or delay a call.
 
 A fault acts before a call leaves the client, or after its reply has arrived. The transport does not
 retry a call that has a fault. The caller immediately gets the error that it would get after all

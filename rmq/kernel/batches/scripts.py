@@ -138,7 +138,7 @@ def batch_end(
 def member_ends(
     keys: SlotKeys, reported: Iterable[tuple[bytes, bytes]], limit: int
 ) -> Command[list[tuple[bytes, bytes]]]:
-    """Delete entries of a slot that were reported, and return more entries of this slot.
+    """Delete reported entries of a slot, and return more entries of this slot.
 
     An entry says how a member of a batch has ended.
     """

@@ -3,9 +3,9 @@
 Such a delivery is called a hand-over. A sleeping consumer asks for hand-overs: it leaves a credit
 in each of its slots. A credit permits a number of hand-overs.
 
-The script that stores the next messages leases them to this consumer, and publishes them on the
-consumer's own channel. So a message needs one script and one wake-up. Without a hand-over, a
-message needs two scripts and two wake-ups.
+When a program sends messages to such a slot, the script that stores the messages also leases them
+to this consumer, and publishes them on the consumer's own channel. So a message needs one script
+and one wake-up. Without a hand-over, a message needs two scripts and two wake-ups.
 
 A worker always listens, so it leaves credits for several hand-overs. Each second, a short script
 reads how many hand-overs were made for a credit. If a hand-over was made but has not arrived, the
@@ -242,10 +242,10 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Remove all credits of a consumer from Redis. Return the messages that arrived for them.
+    """Remove all credits of a consumer from Redis.
 
-    If a hand-over did not arrive, a call that reads it again is added to
-    `state.unconfirmed_offers`.
+    Return the messages that were handed over for these credits. If a hand-over did not arrive, a
+    call that reads it again is added to `state.unconfirmed_offers`.
     """
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel

@@ -77,8 +77,6 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """The state of one call of `receive`."""
-
     state: ReceiveState
     limit: int
     waits: bool
@@ -110,7 +108,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Withdraw credits for hand-overs that may have been used or may have expired.
 
-    Return the messages that arrived for these credits. If there are none, visit all slots next.
+    Return the messages that arrived for these credits. If there are none, ask all slots next.
     """
     batches = yield from hand_over.withdraw(state)
     if not batches:
@@ -162,8 +160,8 @@ def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
 def _end_or_check(call: _Call, now: float) -> Flow[None]:
     """End the call if all slots are empty. Otherwise check the slots.
 
-    A visit may return no message although the slot has more work. For example, the visit may only
-    have removed expired messages. Such a slot is visited again.
+    If the script `prepare` returned no message, the slot may still have work. For example, the
+    script may only have removed expired messages. The consumer then calls `prepare` again.
     """
     state = call.state
     if min(state.ready_at) <= now:
@@ -202,9 +200,9 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits, and append the messages that arrived for them to the batches.
+    """Withdraw unused credits.
 
-    Batches that exceed the limit are released.
+    Add the messages that were handed over to `batches`, up to the limit.
     """
     if state.credits.standing:
         room = limit - sum(len(batch.ids) for _, batch in batches)
@@ -241,7 +239,7 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 
 
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Return the messages that were handed over since `receive_ready` left credits for them.
+    """Return the messages that were handed over since `receive_ready` left credits.
 
     If the call that left a credit got no reply, all messages are released. A later repeat of that
     call would release them anyway.
@@ -259,7 +257,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left. Release messages that arrived for them."""
+    """Withdraw the credits that `receive_ready` left, and release handed-over messages."""
     if state.credits.standing:
         yield from hand_back(state)
 
@@ -280,7 +278,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Before the first visit of a call, check whether slots that seemed empty have work now."""
+    """Before a call receives from slots, check whether slots that seemed empty have work now."""
     state.current_slots()
     now = time.monotonic()
     if len(state.ready_at) == 1:
@@ -354,10 +352,10 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 
 
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots that have work, one after another, until the limit is reached.
+    """Receive messages from slots that have work, slot by slot, until the limit is reached.
 
-    If a visit fails, the function returns the messages of the earlier visits. The next call visits
-    the failed slot last. If a visit is interrupted, all messages are released.
+    If a slot fails, the function returns the messages of the earlier slots. The next call receives
+    from the failed slot last. If the call is interrupted, all messages are released.
     """
     slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()

@@ -162,7 +162,6 @@ _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]
 
 
 def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
-    """Split leases by slot, into parts with a limited number of leases."""
     by_slot: dict[int, list[int]] = {}
     for position, slot in enumerate(leases.slots):
         by_slot.setdefault(slot, []).append(position)
@@ -298,7 +297,6 @@ class Settling(Generic[T]):
         return answer, errors[0] if errors else None
 
     def _joined(self, replies: list[Any]) -> T:
-        """Join the replies into one answer about all deliveries, in their order."""
         answers = [self._kind.unknown] * self._size
         for position in chain.from_iterable(self._lost):
             answers[position] = self._kind.lost

@@ -51,8 +51,8 @@ class AwaySlots:
 
     Attributes:
         since: Time at which the master of a slot was first missing, by slot.
-        calls: Call of the script `prepare` that got no reply, by slot. The next visit of the slot
-            repeats the call.
+        calls: Call of the script `prepare` that got no reply, by slot. The consumer repeats the
+            call when it next receives from the slot.
     """
 
     __slots__ = ("_error", "_visit_at", "calls", "since")
@@ -93,10 +93,10 @@ class AwaySlots:
             self.end(slot)
 
     def delay(self, ready_at: list[float]) -> None:
-        """Postpone the next visits of the slots whose masters are missing.
+        """Postpone the next attempts to receive from slots whose masters are missing.
 
         Args:
-            ready_at: Time of the next visit of each slot. The method changes this list.
+            ready_at: Time of the next attempt for each slot. The method changes this list.
         """
         for slot, visit_at in self._visit_at.items():
             ready_at[slot] = visit_at
@@ -104,7 +104,7 @@ class AwaySlots:
     def raise_overdue(self) -> None:
         """Raise an error if the master of a slot has been missing for too long.
 
-        The error is raised once for each failed visit.
+        The error is raised once for each failed attempt to receive from the slot.
         """
         error, self._error = self._error, None
         if error is not None:

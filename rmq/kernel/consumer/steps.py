@@ -165,10 +165,6 @@ class DeliverySteps(ConsumerPart):
     def _write(
         self, delivery: InnerDelivery, state: bytes, name: bytes, data: bytes = b""
     ) -> Flow[StepCode]:
-        """Call the script `step`.
-
-        The first call of a delivery also reads the steps of earlier attempts.
-        """
         if self._at_most_once:
             raise ConfigurationError(
                 "step: an at_most_once delivery is settled when it is handed over, so no later "

@@ -1,7 +1,7 @@
 """Define the claim of a delivery on its business key, and the state of the claim.
 
 A claim is a key in Redis. It says which delivery does, or has done, the work of a business key.
-This module makes no calls of Redis.
+This module makes no calls to Redis.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class DeliveryData:
 
     @property
     def priority(self) -> int | None:
-        """The message's priority, or None for a timed message without a priority."""
+        """The message's priority. None if the message has a due time and no priority."""
         return int.from_bytes(self._inner.record[1:4], "big") or None
 
     @property

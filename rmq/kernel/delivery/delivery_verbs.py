@@ -1,6 +1,6 @@
 """Settle or extend single deliveries.
 
-If several threads or tasks do this at the same time, they share one call of Redis.
+If several threads or tasks do this at the same time, they share one call to Redis.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DeliveryVerbs:
     """The methods that settle or extend one delivery of a consumer.
 
     Args:
-        flows: Flows of the consumer, which settle any number of deliveries.
+        flows: Functions that settle any number of deliveries of the consumer.
     """
 
     def __init__(self, flows: ConsumerFlows) -> None:
@@ -63,9 +63,9 @@ class DeliveryVerbs:
         return self._settle(self._ack_items, partial(self.flows.ack, [delivery]), delivery)
 
     def then_now(self, delivery: InnerDelivery, topic: Any, out: Outgoing) -> MessageId | None:
-        """Add a follow-up without a call of Redis.
+        """Add a follow-up without a call to Redis.
 
-        Return None if this follow-up needs a call of Redis.
+        Return None if this follow-up needs a call to Redis.
         """
         if self.flows.at_most_once:
             return None
@@ -92,7 +92,7 @@ class DeliveryVerbs:
     ) -> SettlingFlow:
         """Give the delivery back because its handling failed.
 
-        Simultaneous calls are combined into one call of Redis, except calls with a delay.
+        Simultaneous calls are combined into one call to Redis, except calls with a delay.
         """
 
         def alone() -> SettlingFlow:
@@ -105,7 +105,7 @@ class DeliveryVerbs:
     def extend(self, delivery: InnerDelivery, lease: Duration | None) -> SettlingFlow:
         """Extend the lease.
 
-        Simultaneous calls are combined into one call of Redis, except calls with a lease.
+        Simultaneous calls are combined into one call to Redis, except calls with a lease.
         """
 
         def alone() -> SettlingFlow:
@@ -125,7 +125,7 @@ class DeliveryVerbs:
     def then_of_reject(
         self, delivery: InnerDelivery, then: Iterable[FollowUp]
     ) -> Flow[Sequence[Any]]:
-        """Check and encode the follow-ups of a rejection."""
+        """Check and encode the messages that a rejection stores."""
         return self.flows.follow_ups.encode_all(delivery, then)
 
     def release(self, delivery: InnerDelivery, delay: Duration) -> SettlingFlow:
@@ -184,7 +184,7 @@ class DeliveryVerbs:
         delivery: InnerDelivery,
         error: failure.Error = None,
     ) -> SettlingFlow:
-        """Settle a delivery. Simultaneous calls of the same method share one call of Redis."""
+        """Settle a delivery. Simultaneous calls of the same method share one call to Redis."""
         if delivery.state or delivery.unconfirmed:
             return alone()  # its refusal must not affect other deliveries
         return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
@@ -215,9 +215,9 @@ class SettleWith(NamedTuple):
     """The methods that settle a delivery, and a function that runs them.
 
     Attributes:
-        verbs: Methods that settle a delivery.
-        run: Function that runs a method's flow, which yields commands for Redis. An AsyncDelivery
-            awaits the result of this function.
+        verbs: Methods that settle a delivery. A method returns a generator of commands for Redis.
+        run: Function that runs the generator of a method. An AsyncDelivery awaits the result of
+            this function.
     """
 
     verbs: DeliveryVerbs

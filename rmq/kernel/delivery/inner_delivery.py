@@ -27,7 +27,7 @@ class Cancellation(threading.Event):
     """An event that is set when a program asks to cancel a delivery.
 
     Attributes:
-        since: Time of the request by the monotonic clock, or infinity without a request.
+        since: Time of the request by the monotonic clock, or infinity if there is no request.
     """
 
     since = float("inf")

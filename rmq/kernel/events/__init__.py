@@ -1,1 +1,1 @@
-"""Signal events, and deliver them to the messages that wait for them."""
+"""Signal events. Deliver each event to the messages that wait for it."""

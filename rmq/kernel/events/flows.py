@@ -1,4 +1,4 @@
-"""Signal events, register the messages that wait for them, and deliver events to messages.
+"""Signal events, register waiting messages, and deliver each event to its waiting messages.
 
 An event may be on another server of a Cluster than the messages that wait for it. So each step is a
 separate call, and may be repeated.

@@ -1,4 +1,4 @@
-"""Build the commands for events, and for the messages that wait for them.
+"""Build the commands for events, and for messages that wait for an event.
 
 `lua/lib/events/event.lua` and `lua/lib/events/waits.lua` describe the data in Redis.
 """

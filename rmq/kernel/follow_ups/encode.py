@@ -113,7 +113,7 @@ def encode(
 def encode_plain(
     context: TopicContext, delivery: InnerDelivery, topic: Any, out: Outgoing
 ) -> EncodedFollowUp | None:
-    """Encode a simple follow-up without a call of Redis.
+    """Encode a simple follow-up without a call to Redis.
 
     A simple follow-up has no options except a priority, and the settings of its topic are known.
     Return None for any other follow-up, or if there are interceptors.
@@ -167,7 +167,6 @@ def depth_in(headers: Mapping[str, str]) -> int:
 
 
 def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flow[EncodedFollowUp]:
-    """Encode a follow-up. If the body is large, write it to the topic's object store."""
     found: offloading.Object | None = None
     if isinstance(target.codec, Offloaded):
         out, found = offloading.set_apart(target, target.codec, out)

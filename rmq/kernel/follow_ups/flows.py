@@ -159,7 +159,7 @@ class FollowUps:
 
         Return the id of the message.
 
-        The method makes no call of Redis. If a call of Redis is necessary, the method returns None.
+        The method makes no call to Redis. If a call to Redis is necessary, the method returns None.
         Then call `add`.
         """
         if delivery.state or delivery.claim is not None or delivery.unconfirmed:
@@ -168,7 +168,7 @@ class FollowUps:
         return None if follow_up is None else _add(delivery, follow_up)
 
     def encode_all(self, delivery: InnerDelivery, then: Iterable[FollowUp]) -> Flow[FollowUpList]:
-        """Check and encode the follow-ups of a rejection.
+        """Check and encode the messages that a rejection stores.
 
         Raises:
             Reject: The chain of follow-ups is too long.
@@ -179,7 +179,7 @@ class FollowUps:
         return follow_ups
 
     def remove_objects(self, unsent: Iterable[InnerDelivery]) -> Flow[None]:
-        """Remove stored bodies of follow-ups whose deliveries can no longer be acked."""
+        """Remove the stored bodies of follow-ups if their deliveries can no longer be acked."""
         ended = [delivery for delivery in unsent if delivery.state != OPEN]
         lists = [delivery.follow_ups for delivery in ended if delivery.follow_ups]
         references = [reference for each in lists for reference in each.references]

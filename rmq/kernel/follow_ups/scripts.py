@@ -126,7 +126,7 @@ def slot_name(topic: str, index: int) -> str:
 
 
 def topic_and_index(name: str) -> tuple[str, int]:
-    """Return the topic and the index of a slot from its name, which `slot_name` has made."""
+    """Return the topic and the index of a slot. The name of the slot is from `slot_name`."""
     topic, _, index = name.rpartition(":")
     return topic, int(index)
 
@@ -224,7 +224,7 @@ def pending_settle(
 
 
 class PendingTarget(NamedTuple):
-    """The pending follow-ups of a slot for one target slot."""
+    """The pending follow-ups that a slot has for one target slot."""
 
     target: str
     from_ms: int  # time from which a process may send them

@@ -179,7 +179,9 @@ def wrapped_call(
     process_values: Values,
     function: Callable[..., Any],
 ) -> WrappedCall | None:
-    """Return an object that calls a handler inside its wrappers, or None without wrappers.
+    """Return an object that calls a handler inside its wrappers.
+
+    Return None if there are no wrappers.
 
     Raises:
         InvalidType: An interceptor has `around_` hooks only for async handlers, and this handler is

@@ -211,7 +211,7 @@ class Handler:
         return None if wait is None else Retry(wait)
 
     def runtime_of(self, delivery: InnerDelivery) -> float | None:
-        """Return the `max_runtime` for a delivery in seconds, or None without a limit."""
+        """Return the `max_runtime` for a delivery in seconds, or None if there is no limit."""
         own = delivery.marks.get(RUNTIME_MARK) if delivery.record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 

@@ -1,6 +1,6 @@
 """Read the signature of a handler: its parameters for body, delivery and dependencies.
 
-RMQ refuses a function whose signature cannot work when the function is registered.
+When you register a function whose signature cannot work, RMQ refuses the function.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class Signature:
         return accepted
 
     def _delivery_index(self, accepted: _Parameters, hints: Mapping[str, Any]) -> int | None:
-        """Return the position of the parameter for the delivery, or None.
+        """Return the position of the parameter for the delivery, or None if there is none.
 
-        It is the annotated parameter, or the second parameter.
+        This parameter has an annotation, or is the second parameter.
         """
         wanted: Any = AsyncDelivery if self._is_async else Delivery
         indexes = [
@@ -178,7 +178,6 @@ class Signature:
 
 
 def _may_be(kind: type, annotation: Any) -> bool:
-    """Return whether an annotation allows an object of a class."""
     if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
         return any(_may_be(kind, each) for each in get_args(annotation))
     plain = get_origin(annotation) or annotation

@@ -1,4 +1,4 @@
-"""Check and encode messages, and divide them into batches, one for each call."""
+"""Check and encode messages, and divide them into batches. Each batch is sent in one call."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def make_batches(
 
 
 class Outdated(Exception):
-    """Raised if the topic's settings were read again after messages were encoded.
+    """Raised if RMQ has read the topic's settings again after it encoded the messages.
 
     The number of slots may have changed.
     """
@@ -151,9 +151,9 @@ def _batch_alike(
 
 
 def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Return the common head and the bodies of encoded messages, or None if the heads differ.
+    """Return the common first four bytes of the records, and the bodies, of encoded messages.
 
-    A head is the first four bytes of a record.
+    Return None if the first four bytes differ.
     """
     first = outs[0]
     if type(first) is not EncodedMessage:
@@ -165,9 +165,9 @@ def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list
 
 
 def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
-    """Encode messages. Return their common head and their bodies, or None if the heads differ.
+    """Encode messages. Return the common first four bytes of their records, and their bodies.
 
-    A head is the first four bytes of a record.
+    Return None if the first four bytes differ.
     """
     for out in outs:
         if type(out) is not Outgoing or not is_plain(out):
@@ -190,7 +190,6 @@ def _batch_each(
     merge_max: int,
     allow_past: bool,
 ) -> None:
-    """Check and encode messages one by one, and add them to batches."""
     settings, codec, producer_sequence = (
         context.settings,
         context.codec,

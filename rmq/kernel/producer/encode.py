@@ -66,7 +66,7 @@ class EncodedMessage:
 
     @property
     def size(self) -> int:
-        """Maximum number of bytes that the message adds to a call of Redis."""
+        """Maximum number of bytes that the message adds to a call to Redis."""
         return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 
 
@@ -185,7 +185,7 @@ def is_plain(out: Outgoing, typed: bool = False) -> bool:
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
     """Check and encode a message that has no options except a priority.
 
-    Return the first four bytes of the record (its head) and the encoded body.
+    Return the first four bytes of the record, and the encoded body.
     """
     priority = settings.default_priority if out.priority is None else check_priority(out.priority)
     body = codec.encode(out.body)

@@ -68,7 +68,7 @@ def set_apart(
     The caller must write the returned object before it sends the message.
 
     Returns:
-        The new message, and the object to store, or None if the body is small.
+        The new message. Also the object to store, or None if the body is small.
     """
     data = codec.encode(out.body)
     if len(data) <= min(codec.above, context.settings.max_body):

@@ -89,8 +89,8 @@ def send_one(
 ) -> Command[SendReply]:
     """Store one message that has no options except a priority and a type.
 
-    The argument `headers` is the part of the record between head and body. If the body has `apart`
-    or more bytes, it is stored outside of its record.
+    The argument `headers` is the part of the record before the body. If the body has `apart` or
+    more bytes, it is stored outside of its record.
     """
     whole = (head, member, headers + body if headers else body)
     if len(body) < apart:
@@ -131,7 +131,7 @@ def _write_bodies(
     rests: Sequence[bytes],
     bodies: Mapping[int, bytes] | None,
 ) -> tuple[Any, ...]:
-    """Return the command that writes large bodies to Redis, or an empty tuple without bodies."""
+    """Return the command that writes large bodies to Redis, or an empty tuple if there are none."""
     if not bodies:
         return ()
     named: dict[bytes, bytes] = {}
@@ -191,7 +191,7 @@ def merge(
         ids: Ids of the messages.
         parts: Options, envelope and body of each message. The options are the first four bytes of
             the record and the text `<mode> <max_wait_ms> <size in bytes of the largest list that it
-            may join> `. They are empty if the previous message has the same options.
+            may join> `. The options are empty if the previous message has the same options.
         done: Number of messages to skip, counted from the first message.
     """
     each, options = list(parts), b""

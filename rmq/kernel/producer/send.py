@@ -74,9 +74,9 @@ def send(
 ) -> Flow[SendResult]:
     """Send one message. `Topic.send` describes the arguments `durability` and `timeout`.
 
-    A message with no option except a priority and a type takes a shorter and faster code path.
-    Redis refuses such a call if the topic is full, paused, resized or was created again. Nothing is
-    then stored, and the message is sent again as a batch of one message.
+    A message with no option except a priority and a type is sent in a faster way. Redis refuses the
+    call if the topic is full or paused, or if it was resized or created again. Nothing is then
+    stored, and the message is sent again as a batch of one message.
 
     While other sends are in progress, new messages are combined into the next call.
     """
@@ -161,7 +161,7 @@ def send_many(
 
 
 def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) -> Flow[MessageId]:
-    """Make an id for a send that may be repeated."""
+    """Make an id for a message that the caller may have to send again."""
     yield from opening.ensure_open(context)
     basis = basis_of(group, basis)
     slot = next(context.spread) if basis is None else slot_of(basis, context.settings.slots)
@@ -392,7 +392,7 @@ def _command(context: TopicContext, batch: SendBatch, session: ReplaySession) ->
 def _replies(
     context: TopicContext, calls: list[Command[Any]], override: DurabilityOverride | None
 ) -> Flow[tuple[list[Any], str, str]]:
-    """Make the calls, and wait for the durability of the send.
+    """Make the calls, and wait until the messages have the requested durability.
 
     Returns:
         Replies or errors. Then a text that says which copies are missing, or ''. Then the

@@ -28,7 +28,8 @@ def as_completed(handles: Iterable[Any], timeout: Duration | None = None) -> Any
 
     Args:
         handles: Handles of one client, as `topic.result` returns them.
-        timeout: Longest wait for all messages together, seconds or timedelta, or None for no limit.
+        timeout: Longest wait for all messages together, seconds or timedelta. None waits without
+            limit.
 
     Raises:
         NotFinished: At least one message has not ended in time.

@@ -1,4 +1,4 @@
-"""Encode and decode entries. An entry says how a message has ended, or has its progress.
+"""Encode and decode entries. An entry says how a message has ended, or how far its handler is.
 
 Scripts store the entries. `lua/lib/results/results.lua` describes the bytes. The scripts write the
 outcome (a letter) and the time. If the message was handled, its consumer adds the details.
@@ -72,7 +72,7 @@ def encode_progress(fraction: float, text: str, attempt: int, worker: str) -> by
 
 
 def decode(entry: bytes) -> Entry | None:
-    """Decode an entry. It says how a message has ended, or has its progress.
+    """Decode an entry, which says how a message has ended or how far its handler is.
 
     Return None if the entry is empty, or if its first bytes cannot be decoded. Details that cannot
     be decoded are left out.

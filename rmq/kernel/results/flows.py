@@ -1,6 +1,6 @@
 """Read the results of messages, and wait until messages have ended.
 
-The functions are flows: generators that yield commands for Redis and get the replies.
+The functions are generators that yield commands for Redis and get the replies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ AGAIN_S = 30.0  # time after which a waiting caller reads everything again, with
 
 
 def check_id(context: TopicContext, id: Id) -> MessageId:
-    """Parse the id of a message of this topic, and check it. The topic may be closed.
+    """Parse a message id, and check that it belongs to this topic.
+
+    You may call this function before the topic's settings have been read.
 
     Raises:
         InvalidValue: The id belongs to a message of another topic.
@@ -126,7 +128,6 @@ class Awaited:
 
 
 def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
-    """Read the states of messages, which may be in several topics of one client."""
     by_context: dict[TopicContext, list[int]] = {}
     for position, each in enumerate(awaited):
         by_context.setdefault(each.context, []).append(position)
@@ -140,7 +141,7 @@ def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
 def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
     """Read the state of a message.
 
-    Callers that read at the same time share one call of Redis. If a shared call takes too long, its
+    Callers that read at the same time share one call to Redis. If a shared call takes too long, its
     callers wait for the next shared calls. Only then does each caller make its own call. If
     thousands of callers made their own calls, they would use all connections.
     """
@@ -213,7 +214,6 @@ class Waiting:
         return []
 
     def _read(self, names: Sequence[Name]) -> Flow[list[Awaited]]:
-        """Read the states of messages. Return the messages that are finished."""
         due = [each for name in names for each in self._left[name]]
         if len(due) == 1 and self._signals is not None:
             states = [(yield from _read_one(self._signals, due[0]))]

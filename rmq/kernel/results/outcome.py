@@ -1,4 +1,4 @@
-"""Define how you see the end, the progress and the state of a message."""
+"""Define what a caller sees: the end, the progress and the state of a message."""
 
 from __future__ import annotations
 

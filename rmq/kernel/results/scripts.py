@@ -80,7 +80,10 @@ class StepCode(IntEnum):
 
 
 class StepReply(NamedTuple):
-    """The reply to the script `step`: its code, and if requested the steps before the call."""
+    """The reply to the script `step`. It has a code.
+
+    If the call requested it, the reply also has the steps before the call.
+    """
 
     code: StepCode
     entry: bytes

@@ -101,7 +101,7 @@ class ResultSignals:
     """The callers of one client that wait for results, and their subscription.
 
     Attributes:
-        reads: Object that combines the reads of callers into one call of Redis. None before the
+        reads: Object that combines the reads of callers into one call to Redis. None before the
             first read.
     """
 
@@ -124,8 +124,8 @@ class ResultSignals:
     def add(self, waiter: Waiter, names: Iterable[Name]) -> Flow[None]:
         """Register the messages that a caller waits for.
 
-        The caller must first read the states of all these messages. Later, RMQ wakes the caller
-        when it must read a state again.
+        The caller must first read the states of all these messages. Later, RMQ wakes the caller if
+        the caller must read a state again.
         """
         if self._generation != process.generation:  # no thread of the parent runs after a fork
             self._lock = threading.Lock()

@@ -1,7 +1,4 @@
-"""Provide base classes for the parts of `Admin`. They run flows.
-
-A flow is a generator that yields commands for Redis.
-"""
+"""Provide the base classes for the parts of `Admin`. They run commands in Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ class _AdminBase:
 
 
 class AdminPart(_AdminBase):
-    """Base class of a part of `Admin`, which runs flows with blocking calls."""
+    """Base class of a part of `Admin`, which runs commands with blocking calls."""
 
     def __init__(self, transport: Transport, prefix: str, sessions: ReplaySessions) -> None:
         super().__init__(prefix, sessions)
@@ -30,7 +27,7 @@ class AdminPart(_AdminBase):
 
 
 class AsyncAdminPart(_AdminBase):
-    """Base class of a part of `AsyncAdmin`, which runs flows in an event loop."""
+    """Base class of a part of `AsyncAdmin`, which runs commands in an event loop."""
 
     def __init__(self, transport: AsyncTransport, prefix: str, sessions: ReplaySessions) -> None:
         super().__init__(prefix, sessions)

@@ -40,7 +40,7 @@ class AuditLine(NamedTuple):
     text: str
 
     def pack(self) -> str:
-        """Return the line as the bytes that Redis stores."""
+        """Return the line in the form that Redis stores."""
         return json.dumps(list(self), separators=(",", ":"))
 
     @classmethod

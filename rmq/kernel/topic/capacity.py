@@ -20,7 +20,10 @@ FULL_S = 1.0  # time until a full topic is checked again for slots with room
 
 
 def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
-    """Return the number of waiting messages of each slot, with messages that are due later."""
+    """Return the number of waiting messages of each slot.
+
+    Messages with a future due time are included.
+    """
     replies = yield from pipeline(
         [scripts.slot_delete(keys, context.created, None) for keys in context.slots]
     )
@@ -28,7 +31,9 @@ def waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
 
 
 def divide_again(context: TopicContext, refused: Collection[tuple[int, int]]) -> Flow[bool]:
-    """Divide the setting `max_length` among the slots again, by their waiting messages.
+    """Divide the setting `max_length` among the slots again.
+
+    A slot with more waiting messages gets a larger part.
 
     Args:
         context: The topic.

@@ -1,4 +1,4 @@
-"""Store what one client knows about a topic: its name, keys, settings and slots."""
+"""Store the data that one client has about a topic: its name, keys, settings and slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOLLOW_S = 30.0  # largest age of a client's copy of the settings
 
 
 class TopicContext:
-    """What one client knows about a topic.
+    """The data that one client has about a topic.
 
     The settings are unknown until the client opens the topic, which means that it reads them from
     Redis.
@@ -141,7 +141,10 @@ class TopicContext:
         self.current_until = 0.0
 
     def may_have(self, value: object) -> bool:
-        """Return whether a value is an id of a slot that only a later resize can have added."""
+        """Return whether a value is a message id with a slot that this client does not know yet.
+
+        Another program may have resized the topic.
+        """
         try:
             message_id = MessageId.parse(value)  # type: ignore[arg-type]
         except InvalidValue:

@@ -118,8 +118,6 @@ def given(value: DeadLetterFilter | str | None) -> DeadLetterFilter | None:
 
 
 class _Parser:
-    """Parses a filter from left to right."""
-
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth, self.count = text, 0, 0, 0
 

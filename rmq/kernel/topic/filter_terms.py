@@ -180,7 +180,6 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> int | float | None:
-    """Convert a value to a number. Return None if the value is not a number."""
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)

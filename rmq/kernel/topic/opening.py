@@ -152,7 +152,7 @@ def _declared(context: TopicContext, dead_to: DeadTo | None) -> TopicContext | N
 
 
 def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[str, Any]]:
-    """Add the number of slots to the setting `dead_to`, which names a topic.
+    """Add the number of slots of the target topic to the setting `dead_to`, which names this topic.
 
     Raises:
         InvalidValue: `dead_to` names the topic itself, or a topic with groups. Or it names a topic
@@ -262,7 +262,7 @@ def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bo
 
 
 def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
-    """Write the settings of the context to every slot. Return whether every slot now has them.
+    """Write the topic's settings to every slot. Return whether every slot now has them.
 
     Args:
         context: The topic.
@@ -356,7 +356,7 @@ def follow_resize(context: TopicContext, error: TopicVanished, times: int) -> Fl
 def paused_error(
     context: TopicContext, consequence: str, results: list[Any] | None = None
 ) -> Flow[TopicPaused]:
-    """Return the error for a send to a topic whose sends are paused.
+    """Return the error for a send while sends to the topic are paused.
 
     The error says who paused the sends, when and why.
     """

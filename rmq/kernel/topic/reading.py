@@ -39,7 +39,6 @@ NOT_SUMMED = (
 
 
 def _deadline(member: QueueMember) -> datetime | None:
-    """Return when the lease of a message in flight ends, or None if this is unknown."""
     if member.score < SHARED_MIN:
         return moment(receipt_deadline_ms(member.score))
     return moment(member.lease_end_ms) if member.lease_end_ms else None
@@ -164,7 +163,7 @@ def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[
 
 
 class CallSize:
-    """Chooses how many messages the next call reads: few at first, then about 256 KiB.
+    """Chooses how many messages the next call reads: few at first, then messages of about 256 KiB.
 
     The size of a reply is limited, because Redis serves no other client during a call.
     """
@@ -286,7 +285,7 @@ class SlotReader:
     """Reads messages of a slot's queue, from the beginning or after a position.
 
     Attributes:
-        calls: Number of calls of Redis so far.
+        calls: Number of calls to Redis so far.
     """
 
     def __init__(
@@ -333,7 +332,6 @@ class SlotReader:
         return []
 
     def _is_before(self, member: QueueMember, down: bool) -> bool:
-        """Return whether a message is at the start position or before it."""
         if self._after is None or member.score != self._after.score:
             return False
         name = member_of(member.id)

@@ -158,7 +158,10 @@ def purge(
     limit: int = 1000,
     ids: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Delete some waiting messages or dead letters of a slot. Return their number."""
+    """Delete some waiting messages or dead letters of a slot.
+
+    Return the number of deleted messages.
+    """
     return Command(
         script_loader.load("purge"),
         (
@@ -189,7 +192,8 @@ def cancel(
         session: Replay session of the call.
         ids: Ids of the messages, 1 to 200.
         running: Whether to ask for the cancellation of messages that are in flight.
-        receipt: Score of a receipt. If set, only the delivery with this receipt is cancelled.
+        receipt: Number (score) of a receipt. If set, only the delivery with this receipt is
+            cancelled.
 
     Returns:
         One letter for each id, as lua/cancel.lua describes.
@@ -298,7 +302,7 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
 def topic_resize(
     context: TopicContext, revision: int, values: Mapping[str, str]
 ) -> Command[TopicReply]:
-    """Change fields about the slots of a topic, unless its settings have changed in the meantime.
+    """Change fields about the slots of a topic, unless the topic has changed in the meantime.
 
     An empty value removes a field. The `state` in the reply has the same meaning as in the reply of
     the script `topic_set`.

@@ -60,9 +60,9 @@ COUNTERS = {
 
 
 class DueCount(NamedTuple):
-    """The number of timed messages that are due within a period.
+    """The number of messages that become due within a period.
 
-    Each period begins at the end of the previous period.
+    Each period begins at the end of the previous period. Only messages with a due time are counted.
 
     Attributes:
         within_s: End of the period, in seconds from now. With 0, messages that are due now are

@@ -39,7 +39,7 @@ class Removed(NamedTuple):
 
 
 def remove_objects(keys: SlotKeys) -> Flow[Removed]:
-    """Remove the objects that the tombstones of a slot name.
+    """Remove the objects to which the tombstones of a slot refer.
 
     A tombstone remains if its store is unavailable, or if this process has no access to the store.
     """
