@@ -134,8 +134,8 @@ class Topic(TopicBase, Schedules):
         """Send messages. Return one result for each message, in order.
 
         All messages are checked and encoded before the first message is sent. The messages of one
-        slot are stored in batches of up to 1000 messages, or 400 if they have merge keys. Each
-        batch is stored completely or not at all.
+        slot (part) of the topic are stored in batches of up to 1000 messages, or 400 if they have
+        merge keys. Each batch is stored completely or not at all.
 
         Raises:
             RMQError: Any error that `send` raises. The `results` of QueueFull and TopicPaused show
@@ -239,9 +239,10 @@ class Topic(TopicBase, Schedules):
                 "at_most_once", a message is settled before it is delivered. The message is lost if
                 the process dies before you have handled it, or if the reply of Redis is missing for
                 more than a minute.
-            ordered: Whether a slot delivers its next messages only after the previous messages are
-                settled, across all consumers. A failed message is delivered again before later
-                messages. Either all consumers of a topic should be ordered, or none.
+            ordered: Whether a slot (part) of the topic delivers its next messages only after the
+                previous messages are settled, across all consumers. A failed message is delivered
+                again before later messages. Either all consumers of a topic should be ordered, or
+                none.
 
         Guarantee:
             With `ordered`, messages with the same slot_basis and priority are delivered in the

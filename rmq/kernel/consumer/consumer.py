@@ -71,8 +71,9 @@ class AsyncConsumer:
 
         A message that cannot be decoded becomes a dead letter, and is not returned.
 
-        An ordered consumer receives messages of one slot. Handle these messages one after another.
-        If a message fails or is postponed, call `release` for all messages after it.
+        An ordered consumer receives messages of one slot, which is a part of the topic. Handle
+        these messages one after another. If a message fails or is postponed, call `release` for
+        all messages after it.
 
         Args:
             max_messages: Maximum number of messages, 1 to 1000. If at least one message is

@@ -164,7 +164,7 @@ def check_run(run: object) -> str:
 
 
 class QueryLease(NamedTuple):
-    """The owner of a query, and the leases of the query and of its owner."""
+    """The owner of a query, the lease of the query, and the lease of the owner."""
 
     run: str  # 32 hex digits
     owner: str

@@ -56,7 +56,7 @@ class Lease(NamedTuple):
 class Leases(NamedTuple):
     """Many leases, stored as columns: slots, message ids, scores and delivery numbers.
 
-    Scripts take columns as arguments, so a conversion from rows would take time.
+    Leases are stored as columns because scripts take columns as arguments.
     """
 
     slots: Sequence[int]

@@ -78,7 +78,7 @@ class DeliveryData:
 
     @property
     def slot(self) -> int:
-        """The index of the message's slot, from 0.
+        """The index of the message's slot, from 0. A slot is a part of the topic.
 
         Messages with the same `slot_basis` have the same slot.
         """

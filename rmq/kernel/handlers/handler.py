@@ -173,8 +173,8 @@ class Handler:
     def arguments(self, delivery: InnerDelivery, shown: DeliveryData) -> tuple[Any, ...]:
         """Return the arguments for a call of the handler's function.
 
-        If the function has a parameter for the delivery, it gets the object in the argument
-        `shown`.
+        The argument `shown` is the object that the function gets for its delivery parameter, if it
+        has one.
 
         Raises:
             DecodeError: The body does not have the annotated type.

@@ -117,7 +117,7 @@ class ResultSignals:
         self._is_closed = False
 
     def channels(self) -> list[bytes]:
-        """Return the channels of the slots whose messages callers wait for."""
+        """Return the channels of all slots that have a message for which a caller waits."""
         with self._lock:
             return list(self._waiters)
 

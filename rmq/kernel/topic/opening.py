@@ -86,7 +86,7 @@ SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
 def open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[bool]:
     """Open the topic. Return whether this call created the topic.
 
-    If `fails_fast` is True, reads fail immediately if a master node cannot be reached.
+    If `fails_fast` is True, the read fails immediately if a master node cannot be reached.
 
     The first client that writes the topic's hash chooses the settings. This client then creates the
     slots, and each slot gets the topic's creation time. If the client dies before the last slot,
@@ -385,7 +385,7 @@ def _revision(reply: TopicReply) -> int:
 def ensure_open(context: TopicContext, create: bool = True, fails_fast: bool = False) -> Flow[None]:
     """Open the topic if necessary. If its settings are old, read them again.
 
-    If `fails_fast` is True, reads fail immediately if a master node cannot be reached.
+    If `fails_fast` is True, the read fails immediately if a master node cannot be reached.
     """
     try:
         yield from _ensure_open(context, create, fails_fast)

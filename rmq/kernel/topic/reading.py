@@ -194,8 +194,8 @@ def next_page(
 ) -> Flow[MemberPage]:
     """Read a page of a queue between two scores.
 
-    The first `skip` messages with the first score are left out. The next page begins at the last
-    score of this page. Few messages have the same score, so Redis skips only a few messages.
+    Several messages may have the same score. So the number `skip` says how many messages with the
+    first score were already read. This page leaves them out.
     """
     members: list[QueueMember] = yield scripts.peek(
         keys, queue, low=low, high=high, down=down, offset=skip, limit=count
