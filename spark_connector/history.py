@@ -148,22 +148,25 @@ def created_again(topic: str) -> HistoryLost:
 
 
 def is_behind(after: Position, upto: Position) -> bool:
-    """Return whether a slot has entries between two positions."""
+    """Return whether a slot (part of the topic) has entries between two positions."""
     return any(
         parse_entry(after.get(slot, OLDEST)) < parse_entry(last) for slot, last in upto.items()
     )
 
 
 def earlier(one: Position, other: Position) -> Position:
-    """Compare two positions. Return the earlier entry for each slot of `one`.
+    """Return the earlier of two entries, for each slot of the position `one`.
 
-    A slot that is missing in `other` is at its beginning.
+    A slot is a part of the topic. If a slot is missing in `other`, its entry is at the beginning.
     """
     return {slot: min(at, other.get(slot, OLDEST), key=parse_entry) for slot, at in one.items()}
 
 
 def later(one: Position, other: Position) -> Position:
-    """Compare two positions. Return the later entry for each slot of `one`."""
+    """Return the later of two entries, for each slot of the position `one`.
+
+    A slot is a part of the topic.
+    """
     return {slot: max(at, other.get(slot, OLDEST), key=parse_entry) for slot, at in one.items()}
 
 

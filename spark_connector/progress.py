@@ -34,10 +34,10 @@ class Progress:
         self._report: tuple[float, dict[str, Any]] | None = None
 
     def report(self, lease: QueryLease, known: Iterable[str]) -> dict[str, Any]:
-        """Return the number of waiting messages by topic and slot, and the counts of this run.
+        """Return the number of waiting messages in each slot (part) of each topic.
 
-        The method counts waiting messages only after a batch, because a query without batches has
-        none.
+        The result also has the counts of this run. The method counts waiting messages only after a
+        batch, because a query without batches has none.
         """
         now = time.monotonic()
         if self._report is not None and now - self._report[0] <= BACKLOG_S:

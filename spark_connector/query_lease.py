@@ -291,12 +291,12 @@ class QueryLease:
         """Receive the next messages of each topic. Each topic gives about the same number.
 
         Args:
-            after: Last sequence number that was received, by topic and slot.
+            after: Last received sequence number of each slot (part) of each topic.
             most: Maximum number of messages, or None for no limit.
             most_bytes: Maximum size of the messages in bytes, or None for no limit.
 
         Returns:
-            The newest sequence numbers, by topic and slot.
+            The newest sequence number of each slot of each topic.
         """
         newest = {topic: dict(numbers) for topic, numbers in after.items()}
         left = math.inf if most is None else most

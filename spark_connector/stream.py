@@ -348,7 +348,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _finish_taking(self) -> dict[str, Numbers]:
         """Wait until the background thread has received messages.
 
-        Return the newest sequence numbers, by topic and slot.
+        Return the newest sequence number of each slot (part) of each topic.
         """
         if self._taking is not None:
             taking, self._taking = self._taking, None

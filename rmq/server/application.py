@@ -52,8 +52,8 @@ class ConsoleApp:
     """Serves `/console` and `/api/v1` inside another ASGI application.
 
     Args:
-        redis: URL of Redis, or a client of the host application. You must close this client
-            yourself. It belongs to one event loop.
+        redis: URL of Redis, or a client of the host application. The client belongs to one event
+            loop, and you must close the client yourself.
         principal: Function that returns the user, or None if the user has no access. Its argument
             is Starlette's `HTTPConnection`, without a body: `session`, `user`, `cookies`,
             `headers`, `scope`. It can be a coroutine function. If it is a plain function, RMQ calls

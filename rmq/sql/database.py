@@ -98,7 +98,7 @@ def _as_bytes(element: _bytes, compiler: Any, **options: Any) -> str:
 
 
 class _Hexed(sa.types.TypeDecorator[Any]):
-    """A column type for MySQL and MariaDB. They get its values as hex digits."""
+    """A column type for MySQL and MariaDB. These databases get the values as hex digits."""
 
     cache_ok = True
 
@@ -195,7 +195,7 @@ def write_first(connection: sa.Connection, column: sa.Column[Any]) -> None:
     """Begin an SQLite transaction with a write. Use this if the transaction reads first.
 
     SQLite has one writer at a time. If a transaction has already read, and another transaction has
-    then written, the first transaction cannot write. It fails immediately with "database is
+    then written, the first transaction cannot write. The write fails immediately with "database is
     locked", even with a long timeout. But if the first statement of a transaction is a write, the
     transaction waits for the other writer.
 

@@ -63,7 +63,7 @@ class Findings:
     Attributes:
         horizon_ms: The audit does not report messages as lost if they were sent after this time.
         ledger: Number of readable rows of the ledger (or of the outbox).
-        settled: Number of readable rows of the ledger with messages up to `horizon_ms`.
+        settled: Number of readable rows of the ledger that are not later than `horizon_ms`.
         deliveries: Number of readable rows of the delivery log.
         snapshot: Number of readable rows of the snapshot, or None if the audit had no snapshot.
         unreadable: Number of rows without an id, a topic or a time, for each input.

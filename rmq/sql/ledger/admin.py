@@ -72,10 +72,10 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
     """Delete old rows that no message needs any more. Return the number of deleted rows.
 
     The call deletes two kinds of rows: rows that have expired, and old rows that never expire.
-    `exactly_once` without `ttl` writes rows that never expire. It keeps claims of running handlers,
-    and rows whose `ttl` has not passed. If a copy of a message arrives after its row was deleted,
-    RMQ repeats the work. So choose `older_than` longer than any message may wait, be retried, or
-    stay a dead letter.
+    `exactly_once` without `ttl` writes rows that never expire. The call keeps claims of running
+    handlers, and rows whose `ttl` has not passed. If a copy of a message arrives after its row was
+    deleted, RMQ repeats the work. So choose `older_than` longer than any message may wait, be
+    retried, or stay a dead letter.
 
     Args:
         engine: Engine of the ledger's database.

@@ -2,8 +2,8 @@
 
 There are two kinds of refusals. A permanent refusal is caused by the stub, for example by a body
 that is too large for the topic. Such a stub must not delay other stubs. A temporary refusal is
-caused by the topic or the server, for example by a full topic or a refused login. It must not count
-as a send of the message.
+caused by the topic or the server, for example by a full topic or a refused login. A temporary
+refusal must not count as a send of the message.
 """
 
 from __future__ import annotations
