@@ -17,23 +17,24 @@ class SharedMemory:
 
     The heartbeat writes the words that are marked with (h). The worker writes all other words.
 
-    header   0 (h) time of the last round of renewals
+    header   0 (h) time at which the heartbeat last began to renew leases
              1 `renew_until` of the worker
-             2 1 if a delivery without a row has begun
-             3 start of the clock for the times of leases
+             2 is 1 if a delivery without a row has begun, otherwise 0
+             3 time from which the times of leases count
              4 time of the worker's last step
-             5 seconds without a step after which the worker is killed, or 0 for never
+             5 seconds without a step after which the heartbeat kills the worker, or 0 for never
     topics   0 number of slots, or 0 while the topic is not open
              1 lease in ms
-    leases   of each topic and slot:
+    leases   words for each topic and slot (part of the topic):
              0 number of the lease, and its number of deliveries
-             1 (h) number of the lease, and the time until which it is surely valid
+             1 (h) number of the lease, and the time until which it is certainly valid
              2 (h) number of the lost lease
-             3 (h) number of renewals that found requests to cancel in the slot
-    begun    deliveries that have begun:
+             3 (h) how often the heartbeat has found messages that must be cancelled
+    begun    words for each delivery whose handler has begun:
              0 lease_index + 1
              1, 2 message id
-    claims   0 serial number, never used twice
+    claims   words for each claim:
+             0 serial number, never used twice
              1 (h) serial number of the lost claim
              2 lease_index
              3 sizes of name and owner
