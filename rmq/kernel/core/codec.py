@@ -267,7 +267,6 @@ NO_COPY = (
 
 
 def _decrypted(data: bytes) -> bytes:
-    """Decrypt an encrypted body. Return any other body unchanged."""
     if data[:1] != _SEALED:
         if data[:1] == object_store.FIRST:
             raise object_store.not_read(data[1:])

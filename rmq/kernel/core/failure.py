@@ -256,10 +256,6 @@ def _attempts(entry: bytes) -> Iterator[Attempt]:
 def _item_texts(
     items: bytes, at: int, flags: int, newer: tuple[str, str, str]
 ) -> tuple[tuple[str, str, str], int]:
-    """Decode the error, the traceback and the worker of one attempt.
-
-    The last value of the result is the position of the next attempt.
-    """
     texts: list[str] = []
     for place, same in enumerate(_SAME):
         if flags & same:

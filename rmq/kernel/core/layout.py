@@ -51,9 +51,9 @@ class Layout:
         most: Largest number of slots that the topic has ever had. Any of these slots may have
             messages.
         resizing: The resize in progress, or None.
-        delivered_from: Delivery number after which the current slots continue, so that numbers
-            never repeat. It is the largest delivery number in former slots that had older messages,
-            or 0.
+        delivered_from: The current slots give delivery numbers above this number, so that no number
+            repeats. It is the largest delivery number in former slots that had older messages, or
+            0.
         dealt: How many messages waited in each slot when RMQ last divided `max_length` among the
             slots. Empty if the topic had no `max_length` at that time.
         numbers: Every number of slots that the topic has had. With each of these numbers, the name

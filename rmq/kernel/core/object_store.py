@@ -183,7 +183,6 @@ def known_stores() -> list[Store]:
 
 
 def _store_of(reference: Reference) -> Store:
-    """Return the store of an object. If this process does not have the store, raise DecodeError."""
     with _lock:
         store = _stores.get(reference.store)
     try:

@@ -1,7 +1,7 @@
-"""Decode the steps of a message, which are recorded parts of the work of its handler.
+"""Decode the steps of a message, which are recorded parts of its handler's work.
 
 A retry skips these parts. `lua/lib/records/steps.lua` describes and writes the bytes. The data of a
-step are one byte with the number of a codec, and the value as this codec has encoded it.
+step begin with the number of a codec, in one byte. The value follows, as this codec has encoded it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,6 @@ def _with_subcommand(command: str) -> str:
 
 
 def _pattern(key: str) -> str:
-    """Return a pattern for all keys of a key's slot. If the key is in no slot, return the key."""
     slot = _SLOT_KEY.fullmatch(key)
     return f"{slot[1]}*" if slot else key
 

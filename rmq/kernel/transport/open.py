@@ -18,7 +18,7 @@ def open_transport(address: Address, retry_for: float, timeout_s: float) -> Tran
 def as_blocking(transport: Transport | AsyncTransport) -> Transport:
     """Return a blocking transport to the same Redis.
 
-    If the transport is already blocking, it is returned unchanged.
+    If the transport is already blocking, return it unchanged.
     """
     if isinstance(transport, Transport):
         return transport

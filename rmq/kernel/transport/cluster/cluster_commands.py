@@ -180,8 +180,8 @@ class ClusterCommands:
         The method stores the masters that replied in `step.addresses`.
 
         Raises:
-            RMQError: A master refused the command, or the retry deadline has passed. If the step
-                allows missing masters, the deadline is an error only if no master answered.
+            RMQError: A master refused the command, or the retry deadline has passed. A step that
+                allows missing masters fails at the deadline only if no master answered.
         """
         name = step.what
         yield from self._run([RoutedCall(None, ("PING",))], name, None)  # until the cluster answers
@@ -238,7 +238,6 @@ class ClusterCommands:
     def _run(
         self, calls: Sequence[RoutedCall], name: str, durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        """Send the calls until each has ended. Return the nodes' replies to WAIT or WAITAOF."""
         deadline, confirmed, at_once = self.deadline(name), list[Any](), 0
         error: BaseException | None
         try:
@@ -301,7 +300,6 @@ class ClusterCommands:
         durability: Replicated | Fsync | None,
         confirmed: list[Any],
     ) -> Operations[None]:
-        """Send each call once, and record its reply, or the reason to send it again."""
         by_node: dict[Node, list[RoutedCall]] = {}
         for call in calls:
             node = call.asked or call.node or self._node_of(call.slot)
@@ -357,9 +355,9 @@ class ClusterCommands:
     def _serves(self, node: Node, part: Sequence[RoutedCall]) -> bool:
         """Return whether a node is still the master for its calls.
 
-        A master process may be frozen, and a failover may replace it. When the frozen process
-        continues, it still answers the calls that it received before, but the cluster loses the
-        writes of these calls.
+        A failover may replace a master process that is frozen. When the frozen process continues,
+        it still answers the calls that it received before, but the cluster loses the writes of
+        these calls.
         """
         slots = {call.slot for call in part if call.asked is None and call.slot is not None}
         return all(self._table.node_of(slot) == node for slot in slots)

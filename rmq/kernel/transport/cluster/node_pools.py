@@ -60,12 +60,10 @@ class _NodePoolsState(Generic[P]):
 
     @property
     def epoch(self) -> int:
-        """A number that grows when connections to a node died, or when the nodes changed."""
         return self.base_epoch + sum(pool.epoch for pool in list(self._pools.values()))
 
     @property
     def is_own(self) -> bool:
-        """Whether this process may use the pools. A forked child may not use its parent's pools."""
         return self._generation == process.generation
 
     def _pool_of(self, part: NodeExchange) -> P:

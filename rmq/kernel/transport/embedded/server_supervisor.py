@@ -286,7 +286,6 @@ def _tell(**fact: object) -> None:
 
 
 def _watch(server: subprocess.Popen[bytes], owner: int, pidfd: int | None, wakeup: int) -> None:
-    """Wait until the server has ended or must be stopped."""
     poll = select.poll()
     for fd in (0, wakeup, pidfd):
         if fd is not None:

@@ -51,8 +51,6 @@ def with_places(text: str, name: str) -> str:
 
 
 class _Source(NamedTuple):
-    """The source of each line and of each name in a composed script."""
-
     places: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
 
@@ -87,7 +85,6 @@ class _Marks:
         )
 
     def places(self, marked: str) -> list[str]:
-        """Return the source file and line for each line of a text. Without a mark, it is ""."""
         marks = [_PLACE.search(line) for line in marked.splitlines()]
         return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 

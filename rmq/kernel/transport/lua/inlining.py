@@ -308,12 +308,6 @@ def _assignment(targets: list[str], statement: str) -> list[str]:
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:
-    """Return the arguments of a call, and the position of the call's end.
-
-    Args:
-        text: Text with the call.
-        start: Position after the opening bracket of the call.
-    """
     found, depth, begin = [], 0, start
     for token in _BRACKET.finditer(text, start):
         depth += (token.group() in "({[") - (token.group() in ")}]")

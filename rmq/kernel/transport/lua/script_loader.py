@@ -165,7 +165,6 @@ def path_of(name: str) -> str:
 
 @functools.cache
 def _paths() -> dict[str, str]:
-    """Return the path of each script by its name, without libraries and composed texts."""
     lua = directory()
     found: dict[str, str] = {}
     folders = [(lua, "")]
@@ -194,9 +193,9 @@ def expanded(
 ) -> str:
     """Replace the include lines of a script by the text of the libraries.
 
-    The text is indented like its include line. An include at the left margin is valid for the rest
-    of the script. An indented include belongs to its block, and runs only with the block. The same
-    block never includes a library twice.
+    The text gets the indentation of its include line. If an include line has no indentation, the
+    library is valid for the rest of the script. Otherwise the library belongs to the block of the
+    include line. The same block never includes a library twice.
 
     Args:
         text: Text of a file without its header.
@@ -204,7 +203,7 @@ def expanded(
         mark: Function that puts a character of `PLACES` at the end of each line, as for
             `full_text`.
         name: Name of the script or library.
-        sites: Dict to which the places of each library's include lines are added.
+        sites: Dict to which the function adds the places of each library's include lines.
     """
     here = set() if known is None else known
     first = _header_lines(name) + 1 if name else 1
@@ -342,7 +341,6 @@ def _keys_read_by(part: str) -> list[str]:
 
 
 def _is_read(key: str, plain: str) -> bool:
-    """Return whether a text without strings reads a key, and has no local variable of that name."""
     return bool(
         re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
         and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)

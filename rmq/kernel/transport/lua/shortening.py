@@ -82,7 +82,6 @@ def with_long_names(error: str, names: Mapping[str, str]) -> str:
 
 
 def _names(code: str) -> Iterator[re.Match[str]]:
-    """Yield the words of a Lua text, except the names of table fields."""
     brackets, before = [""], ""
     for match in _TOKEN.finditer(code):
         token, in_table = match[0], brackets[-1] == "{"

@@ -180,7 +180,6 @@ class AsyncDriver:
     # --- connections ----------------------------------------------------------------------------
 
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies, which may be errors."""
         self.commands += count
         return await self._current_pool().exchange(packed, count, late)
 

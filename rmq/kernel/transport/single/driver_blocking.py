@@ -174,7 +174,6 @@ class Driver:
     # --- connections ----------------------------------------------------------------------------
 
     def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
-        """Send commands on one connection. Return their replies, which may be errors."""
         self.commands += count
         return self._current_pool().exchange(packed, count, late)
 
