@@ -2,7 +2,7 @@
 
     byte 1      codec * 32 + flags; flag 8 without flag 4 means a large body (lua/README.md)
     bytes 2-4   priority, or 0 for a timed message without a priority
-    bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
+    bytes 5-8   low 32 bits of the message's number in its slot, written by the script
     optional, by flag and in this order:
       due       6 bytes, epoch ms; in a send, a value below 1e12 is a delay
       expiry    6 bytes, epoch ms; in a send, ms after the due time
@@ -171,10 +171,10 @@ def envelope(
 
 
 def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
-    """Add headers to the beginning of a record without headers.
+    """Add headers to the head and the envelope of a record.
 
-    Return the new head and the new envelope, as the function `envelope` does. The argument
-    `headers` is a msgpack map.
+    The function `envelope` makes these two parts. They must not have headers yet. The result is the
+    new head and the new envelope. The argument `headers` is a msgpack map.
     """
     return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
 
@@ -394,19 +394,20 @@ def collected_bodies(body: bytes) -> list[bytes]:
 
 
 def offset_of(offset_low: int, newest: int) -> int:
-    """Return the full acceptance number of a message from its low 32 bits.
+    """Return a message's full number in its slot, from the low 32 bits of this number.
 
-    The result is exact if the slot accepted less than 2^32 messages after this message.
+    A slot gives each message that it accepts the next number. The result is exact if the slot
+    accepted less than 2^32 messages after this message.
 
     Args:
         offset_low: Low 32 bits of the number.
-        newest: Acceptance number of the slot's newest message.
+        newest: Number of the slot's newest message.
     """
     return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
 
 
 def number_of(data: bytes, newest: int) -> int | None:
-    """Return the acceptance number of a message. If its record is incomplete, return None."""
+    """Return a message's number in its slot. If its record is incomplete, return None."""
     if len(data) < BARE:
         return None
     return offset_of(int.from_bytes(data[4:BARE], "big"), newest)

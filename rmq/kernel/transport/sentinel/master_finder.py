@@ -1,7 +1,7 @@
 """Ask the sentinels for the master of a service.
 
-Each pool of connections has its own finder. So a forked process or another event loop also has its
-own finder. The finder keeps a connection to the sentinel that answered last.
+Each pool of connections has its own finder. A forked process and another event loop have their own
+pools, and so their own finders. The finder keeps a connection to the sentinel that answered last.
 
 Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. RMQ sends SENTINEL MASTER,
 because the flags in its reply show whether the sentinel can reach the master. Without the flags,
