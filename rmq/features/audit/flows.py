@@ -27,7 +27,7 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """The numbers of one producer in one slot whose messages RMQ has not removed yet."""
+    """The open numbers of one producer in one slot. RMQ has not removed their messages yet."""
 
     def __init__(self) -> None:
         self.sent = 0

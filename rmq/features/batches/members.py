@@ -29,7 +29,8 @@ LOST_MOST = 10_000  # limit of members that an examination ends
 def cancel(batch: Definition) -> Flow[int]:
     """Close the batch, and cancel its members that wait or are in flight. Return their number.
 
-    RMQ sends the callback when all members have ended. The callback has `is_cancelled`.
+    RMQ sends the callback when all members have ended. The callback says that the batch was
+    cancelled.
 
     Raises:
         BatchNotFound: The batch does not exist.

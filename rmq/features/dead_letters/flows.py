@@ -175,7 +175,7 @@ def _matching(
 
 
 def check_fresh(fresh: bool, to: str | None) -> None:
-    """Raise an error if a redrive to another topic also asks to delete the steps."""
+    """Raise an error if `fresh` is set for another topic, because steps never move to it."""
     if fresh and to is not None:
         raise InvalidValue(
             "fresh: a message that goes to another topic never takes its steps along"

@@ -185,7 +185,7 @@ class Redrive:
     def _note_moved(
         self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
     ) -> Flow[None]:
-        """Count letters as moved if they left their slot and the other topic recorded them."""
+        """Count a letter as moved if its slot no longer has it and the other topic recorded it."""
         gone = [place for place, letter in enumerate(letters) if letter == "0"]
         # The hold named the slot in the other topic, but the hold is gone with the letter. If the
         # other topic was resized, search all its slots.
@@ -239,7 +239,7 @@ def keys_of(target: TopicContext, slot: int) -> SlotKeys:
 
 
 def find_arrivals(call: str, slots: Iterable[SlotKeys], entries: Sequence[bytes]) -> Flow[set[int]]:
-    """Return the indexes of the entries that these slots have recorded as stored."""
+    """Return which of these entries the slots have recorded as stored, as indexes of `entries`."""
     found = set[int]()
     for keys in slots if entries else ():  # ZMSCORE needs a member
         scores = yield RawCommand(call, "ZMSCORE", keys.arrivals, *entries)

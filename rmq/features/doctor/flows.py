@@ -125,7 +125,7 @@ NAMES = tuple(BY_NAME)
 
 
 def chosen(only: Iterable[str] | None) -> list[Check]:
-    """Return the checks with these names in the doctor's order. None returns all checks.
+    """Return the checks with these names, or all checks if `only` is None. The order is fixed.
 
     Raises:
         InvalidValue: A name is not the name of a check.

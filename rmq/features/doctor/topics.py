@@ -306,9 +306,9 @@ def late(look: Look) -> Flow[list[Sight]]:
 
 
 def _behind(look: Look, topics: list[TopicOverview]) -> Flow[list[tuple[float, Sight]]]:
-    """Find topics whose messages wait although no message in flight ends.
+    """Find topics that hold messages back while their messages in flight do not end.
 
-    The check `long-runs` examines topics whose handlers run now.
+    The check `long-runs` examines topics whose handlers run now, so this function omits them.
     """
     running = {run.topic for worker in (yield from look.workers()) for run in worker.running}
     stuck = [

@@ -74,7 +74,7 @@ class HistoryPage(Answer):
 async def list_acked_messages(
     context: RequestContext, path: TopicPath, query: HistoryQuery
 ) -> HistoryPage:
-    """List acked messages that the topic keeps. Each slot is in the order of the acks.
+    """List acked messages that the topic keeps. In each slot, the oldest ack is first.
 
     To read later acks, repeat the request with the cursor of the last page. One ack may contain up
     to 100 messages, which are always on the same page. So a page may have more messages than

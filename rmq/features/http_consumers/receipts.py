@@ -4,8 +4,11 @@ A signed receipt contains the receipt of the delivery, and the parts of the reco
 needs. It has no body and no headers of the sender. All servers with the same prefix share one
 secret in Redis. So a receipt stays valid if its server stops.
 
-    byte 1       version bytes 2-17   message id bytes 18-25  score of the receipt bytes 26-33
-    delivery number (fence) then         record without the body and without the sender's headers
+    byte 1       version
+    bytes 2-17   message id
+    bytes 18-25  score of the receipt
+    bytes 26-33  delivery number (fence)
+    then         record without the body and without the sender's headers
     last 16      first bytes of the HMAC-SHA256 of all bytes before
 """
 

@@ -83,13 +83,13 @@ class Known:
         self.ready_at = [None] * len(self.ready_at)
 
     def fit(self, slots: int) -> None:
-        """Adapt the cache to the number of slots. If wake-ups do not arrive, clear the cache."""
+        """Adapt the cache to the number of slots. If no wake-ups can arrive, clear the cache."""
         if self.subscription.connection is None and not self.is_joint:
             self.ready_at = []
         self.ready_at += [None] * (slots - len(self.ready_at))
 
     def unknown(self) -> list[int]:
-        """Return the slots for which `ready_at` is not known."""
+        """Return the slots that the query must ask Redis about."""
         return [index for index, at in enumerate(self.ready_at) if at is None]
 
     def ready(self) -> list[int]:
@@ -164,8 +164,8 @@ class QueryFlows:
         lease: Lease of the query.
 
     Attributes:
-        read_bytes: Total bytes of records and bodies that readers have read. Only batches that this
-            object has settled count.
+        read_bytes: Total bytes of records and bodies that readers have read from batches that this
+            object settled.
     """
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:

@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
     Attributes:
         newest: Number of the newest message that the query ever took.
-        messages: Number of messages in flight of the requested batch.
+        messages: Number of messages of the batch that are still in flight.
         settled: Number of the newest message that was settled, rejected or lost.
         handed: Number of the newest message that `read` has returned.
     """
@@ -74,10 +74,10 @@ class QueryBase:
 
     @property
     def read_bytes(self) -> int:
-        """Total bytes that readers have read. Only batches that this object settled count.
+        """Total bytes that readers have read from batches that this object settled.
 
-        Each reader reports its bytes at the end of its part. If bytes are read again, they count
-        again.
+        Each reader reports its bytes when it has read its part of a batch. If bytes are read again,
+        they count again.
         """
         return self._flows.read_bytes
 
@@ -253,7 +253,7 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages dead letters, up to a number for each slot. Return how many.
+        """Make messages of the query dead letters, up to a number for each slot. Return how many.
 
         Raises:
             QueryOwned: Another driver runs the query.

@@ -159,7 +159,7 @@ class Query(QueryBase):
         return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Make all messages dead letters, up to a number for each slot. Return how many.
+        """Make messages of the query dead letters, up to a number for each slot. Return how many.
 
         Raises:
             QueryOwned: Another driver runs the query.

@@ -218,7 +218,7 @@ def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes
 def query_settle(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
 ) -> Command[QuerySettleReply]:
-    """Settle the messages of a query in one slot, up to a number.
+    """Settle messages of a query in one slot, up to a number.
 
     Args:
         context: Context of the topic.
@@ -273,7 +273,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make the query's messages in one slot dead letters, up to a number."""
+    """Make messages of the query in one slot dead letters, up to a number."""
     return Command(
         script_loader.load("query_reject"),
         (

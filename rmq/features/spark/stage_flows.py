@@ -439,9 +439,8 @@ def publish_once(
     """Publish a batch of a query, unless the batch was already published.
 
     If an earlier call has started to publish the batch, this call continues with the stages of the
-    earlier call. It deletes the given stages. The topic of the context records the stages of all
-    topics. Each other topic records its own stages in the same way, so that no stage is published
-    twice.
+    earlier call, and deletes the given stages. The topic of the context records the stages of all
+    topics. Each of the other topics also records its own stages. So no stage is published twice.
     """
     if context.name in callers:
         raise InvalidValue(

@@ -183,8 +183,9 @@ class TopicAdmin(AdminPart):
             the sends.
 
         Raises:
-            TopicNotEmpty: The topic contains messages or has batches that are not done, and `force`
-                is not set, or objects in a store belong to the topic. No message was deleted.
+            TopicNotEmpty: `force` is not set, and the topic contains messages or has batches that
+                are not done. Also raised if objects in a store belong to the topic. No message was
+                deleted.
             TopicNotFound: The topic does not exist.
         """
         return self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))

@@ -168,9 +168,9 @@ def topic_delete(
 
     Raises:
         TopicNotFound: The topic does not exist.
-        TopicNotEmpty: The topic contains messages or has batches that are not done, and the
-            deletion is not forced, or bodies in a store belong to the topic. The topic was not
-            changed.
+        TopicNotEmpty: The deletion is not forced, and the topic contains messages or has batches
+            that are not done. Also raised if bodies in a store belong to the topic. The topic was
+            not changed.
         FormatMismatch: Another version of RMQ wrote the topic in another format.
     """
     opened = yield topic_scripts.topic(context, None)

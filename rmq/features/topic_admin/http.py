@@ -50,7 +50,7 @@ class TopicsQuery(Request):
 
 
 class SamplesQuery(Request):
-    """The period of the samples (seconds before now), and the time between two samples.
+    """The start of the period, in seconds before now, and the time between two samples.
 
     The time between two samples is a multiple of 10 s.
     """

@@ -19,8 +19,8 @@ def topic_set(
 ) -> Command[TopicReply]:
     """Change settings of a topic. If `revision` is set, the topic must have this revision.
 
-    The state in the reply is -1 if the topic is missing or being deleted. It is -2 if the topic has
-    another revision.
+    The state in the reply is -1 if the topic is missing or is being deleted. It is -2 if the topic
+    has another revision.
     """
     return Command(
         script_loader.load("topic_set"),
@@ -41,7 +41,7 @@ def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> 
 
 
 def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
-    """Mark a topic as being deleted, or remove the mark. Return whether the topic exists."""
+    """Mark that a topic is being deleted, or remove the mark. Return whether the topic exists."""
     return Command(script_loader.load("topic_close"), (context.key,), [created, int(closed)], bool)
 
 

@@ -26,14 +26,14 @@ class WorkerAdmin(AdminPart):
 
         An executor is a thread or thread that runs a handler. RMQ uses Little's law:
 
-        needed executors = arrival rate x mean run time + backlog x mean run time / time for the
-        backlog
+        executors = arrival rate x run time + backlog x run time / time for the backlog
 
-        processes = needed executors / executors of one process
+        processes = executors / executors of one process
 
-        The backlog is the number of messages that consumers may receive now. The topic's `slo` sets
-        the time for the backlog, by default a minute. If a term is unknown, the result names the
-        term, and is at least the present number of processes. This call starts no process.
+        The run time is the mean of recent runs. The backlog is the number of messages that
+        consumers may receive now. The topic's `slo` sets the time for the backlog, by default a
+        minute. If a term is unknown, the result names the term, and is at least the present number
+        of processes. This call starts no process.
 
         Args:
             topic: Name of the topic.

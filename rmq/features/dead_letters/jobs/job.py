@@ -174,12 +174,12 @@ class JobOutcome(NamedTuple):
 
     Attributes:
         id: Id of the message.
-        outcome: "done", "gone" (no longer a dead letter) or "unreadable". With another topic, also
-            "conflict" (the topic has a message with this id), "too large", "full", "paused" (for
-            sends), "moving" (to a third topic) or "not durable" (stored in too few copies). For a
-            cancel: "done", "requested", "gone" (settled), or the reason why the message could not
-            be cancelled: "already requested", "in flight", "in query" or "dead". For a replay,
-            "gone" means that the history no longer had the message.
+        outcome: "done", "gone" (no longer a dead letter) or "unreadable". For a redrive to another
+            topic, also "conflict" (the topic has a message with this id), "too large", "full",
+            "paused" (for sends), "moving" (to a third topic) or "not durable" (stored in too few
+            copies). For a cancel: "done", "requested", "gone" (settled), or the reason why the
+            message could not be cancelled: "already requested", "in flight", "in query" or "dead".
+            For a replay, "gone" means that the history no longer had the message.
     """
 
     id: MessageId
