@@ -34,7 +34,7 @@ _FIELDS = (
 
 
 class OpenReply(NamedTuple):
-    """The reply to the script `batch_open`."""
+    """The reply to the script `batch_open`, which creates a batch."""
 
     created: bool
     state: str
@@ -43,7 +43,10 @@ class OpenReply(NamedTuple):
 
 
 class CloseReply(NamedTuple):
-    """The reply to the script `batch_close`. The states are empty if the batch does not exist."""
+    """The reply to the script `batch_close`, which closes a batch.
+
+    The states are empty if the batch does not exist.
+    """
 
     before: str
     state: str
@@ -51,7 +54,10 @@ class CloseReply(NamedTuple):
 
 
 class EndReply(NamedTuple):
-    """The reply to the script `batch_end`. The state is empty if the batch does not exist."""
+    """The reply to the script `batch_end`, which records how members of a batch have ended.
+
+    The state is empty if the batch does not exist.
+    """
 
     state: str
     open: int
@@ -59,7 +65,7 @@ class EndReply(NamedTuple):
 
 
 class AddReply(NamedTuple):
-    """The reply to the script `batch_add`.
+    """The reply to the script `batch_add`, which adds messages to a batch.
 
     Attributes:
         state: State of the batch. Empty if the batch does not exist.

@@ -226,9 +226,9 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """Receive messages from slots that have work, without waiting.
 
     The list `ready_at` says when each slot has work. The caller updates it with wake-ups and
-    `next_ready`. An empty slot records that a consumer sleeps. If the topic has a single slot, the
-    consumer leaves a credit there. The next messages are then handed over to the consumer's
-    subscription. An ordered consumer receives messages of only one slot.
+    `next_ready`. Redis records in each empty slot that a consumer sleeps. If the topic has a single
+    slot, the consumer leaves a credit there. The next messages are then handed over to the
+    consumer's subscription. An ordered consumer receives messages of only one slot.
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False

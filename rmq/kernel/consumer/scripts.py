@@ -117,7 +117,7 @@ def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> 
 
 
 class Renewal(NamedTuple):
-    """The reply to the script `lease_renew`."""
+    """The reply to the script `lease_renew`, which renews a shared lease."""
 
     left_ms: int  # until the lease ends; 0: it no longer exists
     cancelling: int  # deliveries of the slot whose cancellation was requested
@@ -174,14 +174,14 @@ class QueryLease(NamedTuple):
 
 
 class QueryRollbackReply(NamedTuple):
-    """The reply to the script `query_rollback`."""
+    """The reply to the script `query_rollback`, which releases messages of a query."""
 
     back: int
     more: bool
 
 
 class QueryState(NamedTuple):
-    """The reply to the script `query_inspect`."""
+    """The reply to the script `query_inspect`, which counts the messages of a query."""
 
     messages: int
     owner_left_ms: int  # negative: time since its end
@@ -270,7 +270,7 @@ NO_ENTRIES: Mapping[bytes, bytes] = {}
 
 
 class Batch(NamedTuple):
-    """The reply to the script `prepare`."""
+    """The reply to the script `prepare`, which leases messages to a consumer."""
 
     wait_us: int  # µs until the slot has more work; 0: now; -1: not before a change
     expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
@@ -446,7 +446,7 @@ def rollback_expired_leases(
 
 
 class ExtendReply(NamedTuple):
-    """The reply to the script `extend`."""
+    """The reply to the script `extend`, which extends leases."""
 
     deadline_s: int
     letters: str  # a code for each: 1 extended, c extended but cancelled, 0 lost

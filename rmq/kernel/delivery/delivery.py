@@ -115,7 +115,7 @@ class DeliveryData:
 
     @property
     def due(self) -> datetime | None:
-        """The due time of the message, or None if it was due when it was sent."""
+        """The due time of the message, or None if the message was due when it was sent."""
         return self._inner.due
 
     @property

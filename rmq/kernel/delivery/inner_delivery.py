@@ -155,7 +155,7 @@ class InnerDelivery:
 
     @property
     def due(self) -> datetime | None:
-        """The due time of the message, or None if it was due when it was sent."""
+        """The due time of the message, or None if the message was due when it was sent."""
         due_ms = record.read(self.record).due_ms
         return moment(due_ms) if due_ms else None
 

@@ -59,7 +59,7 @@ class Signalled(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """The reply to the script `event_deliver`.
+    """The reply to the script `event_deliver`, which gives an event to messages.
 
     Attributes:
         got: Number of messages that got the event.

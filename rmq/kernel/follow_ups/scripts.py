@@ -42,7 +42,7 @@ def entry_of(number: int, message: bytes) -> Entry:
 
 
 def number_of(entry: Entry) -> int:
-    """Return the number of the entry of a pending follow-up."""
+    """Return the number of an entry. The entry is a pending follow-up."""
     return int(entry[:DIGITS])
 
 
@@ -77,7 +77,7 @@ def args_of(follow_ups: ByTarget) -> list[Any]:
 
 
 class AckThenReply(NamedTuple):
-    """The reply to the scripts `ack_then` and `reject`."""
+    """The reply to the scripts `ack_then` and `reject`, which settle deliveries."""
 
     letters: str  # a code for each delivery: 1 settled, d dead, c cancelled, 0 lost
     number: int  # number of the first pending entry; 0 if there is none
@@ -86,7 +86,7 @@ class AckThenReply(NamedTuple):
 
 
 class SendReply(NamedTuple):
-    """The reply to the script `pending_send`."""
+    """The reply to the script `pending_send`, which stores follow-ups in their slot."""
 
     stored: int  # number of stored follow-ups, from the first on
     letter: str  # why not all are stored: p paused, f full
@@ -103,7 +103,7 @@ class SendReply(NamedTuple):
 
 
 class SettleReply(NamedTuple):
-    """The reply to the script `pending_settle`."""
+    """The reply to the script `pending_settle`, which removes sent follow-ups."""
 
     claim: bytes  # empty: no entry is left, or another process sends them
     entries: list[Entry]
@@ -233,7 +233,7 @@ class PendingTarget(NamedTuple):
 
 
 class PendingReply(NamedTuple):
-    """The reply to the script `pending`."""
+    """The reply to the script `pending`, which lists pending follow-ups."""
 
     now_ms: int
     entries: int

@@ -36,7 +36,7 @@ def audit_report(
 
 
 class SendReply(NamedTuple):
-    """The reply to the scripts `send` and `merge`."""
+    """The reply to the scripts `send` and `merge`, which store messages."""
 
     offset: int  # acceptance number of the last message stored
     letters: str  # s stored, m merged, d duplicate; F full, P paused; "" if all were stored

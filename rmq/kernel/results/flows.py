@@ -163,11 +163,11 @@ def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
 
 
 class Waiting:
-    """A caller that waits for the results of some messages of one client.
+    """A caller that waits for results. All messages belong to one client.
 
     Args:
         awaited: Messages to wait for.
-        timeout: Longest wait, seconds or timedelta, or None for no limit.
+        timeout: Longest wait, seconds or timedelta. None waits without limit.
     """
 
     def __init__(self, awaited: Sequence[Awaited], timeout: Duration | None) -> None:

@@ -23,7 +23,7 @@ class ResultReply(NamedTuple):
         keeps: Whether the message's record says that the result is kept. False if the record is
             gone.
         entry: Encoded result, or encoded progress of a message that waits or is in flight. Empty if
-            there is no result and no progress. `entry.decode` decodes it.
+            there is no result and no progress. `entry.decode` decodes the bytes.
         until_ms: Time until which the result is kept, epoch ms, or 0 if there is no result.
     """
 
@@ -34,7 +34,10 @@ class ResultReply(NamedTuple):
 
 
 class ProgressReply(IntEnum):
-    """The reply to the script `progress`. If it is not STORED, the progress was not stored."""
+    """The reply to the script `progress`, which stores the progress of a handler.
+
+    If the reply is not STORED, the progress was not stored.
+    """
 
     LOST = 0  # the lease has expired, or the delivery is settled
     STORED = 1
@@ -70,7 +73,10 @@ def progress(keys: SlotKeys, id: bytes, receipt: float, details: bytes) -> Comma
 
 
 class StepCode(IntEnum):
-    """The code of a reply to the script `step`. If it is not STORED, nothing was changed."""
+    """The code of a reply to the script `step`, which stores a step of a handler.
+
+    If the code is not STORED, nothing was changed.
+    """
 
     LOST = 0  # the lease has expired, or the delivery is settled
     STORED = 1
@@ -80,9 +86,9 @@ class StepCode(IntEnum):
 
 
 class StepReply(NamedTuple):
-    """The reply to the script `step`. It has a code.
+    """The reply to the script `step`, which stores a step of a handler.
 
-    If the call requested it, the reply also has the steps before the call.
+    The reply has a code. If the call requested them, it also has the steps before the call.
     """
 
     code: StepCode

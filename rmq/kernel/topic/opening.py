@@ -152,7 +152,7 @@ def _declared(context: TopicContext, dead_to: DeadTo | None) -> TopicContext | N
 
 
 def with_dead_to(context: TopicContext, requested: dict[str, Any]) -> Flow[dict[str, Any]]:
-    """Add the number of slots of the target topic to the setting `dead_to`, which names this topic.
+    """Add the target topic's number of slots to the setting `dead_to`.
 
     Raises:
         InvalidValue: `dead_to` names the topic itself, or a topic with groups. Or it names a topic

@@ -35,7 +35,7 @@ _COUNTS = {
 
 
 class Span(NamedTuple):
-    """A part of a queue of one slot, as a range of scores.
+    """A part of a slot's queue, as a range of scores.
 
     Attributes:
         slot: Index of the slot.
@@ -74,7 +74,7 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
 
 
 def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[list[Span]]:
-    """Divide a queue of a slot into parts of about the same size.
+    """Divide a slot's queue into parts of about the same size.
 
     A small queue gets fewer parts than you ask for.
     """
@@ -105,7 +105,7 @@ def page(
     raw: bool,
     limit: int = PAGE,
 ) -> Flow[Page]:
-    """Read the next messages of a part of a queue.
+    """Read the next page of messages from a part of a queue.
 
     If `raw` is True, the bodies are not decoded. Each message then has its stored record.
     """
@@ -132,7 +132,7 @@ def page(
 
 
 class QueueBlock(NamedTuple):
-    """Messages of one queue of a slot, column by column, in the order of their scores.
+    """Messages of a slot's queue, column by column, in the order of their scores.
 
     Attributes:
         topic: Name of the topic.

@@ -1,4 +1,4 @@
-"""Read stored samples of the counts of topics. `rmq server` has stored these samples.
+"""Read the stored samples of topic counts. `rmq server` stores these samples.
 
 `kernel/core/history.py` describes the samples.
 """
@@ -49,7 +49,7 @@ def stored(
 def before(
     contexts: Sequence[TopicContext], now_ms: int, *windows_ms: int
 ) -> Flow[list[tuple[Figures | None, ...]]]:
-    """Return a sample of each topic for each of the given ages.
+    """Return samples of each topic: one sample for each age in `windows_ms`.
 
     For each age, the result is the newest sample that has at least this age. If all samples are
     younger, the result is the oldest sample.

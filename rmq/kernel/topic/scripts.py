@@ -18,7 +18,7 @@ from rmq.kernel.transport.lua import script_loader
 
 
 class TidyReply(NamedTuple):
-    """The reply to the script `tidy`."""
+    """The reply to the script `tidy`, which drops old data of a slot."""
 
     dropped: int  # number of dropped dead letters, with those in the trash
     more: bool  # whether the limit was reached
@@ -63,7 +63,10 @@ class SlotCounts(NamedTuple):
 
 
 class LocateReply(NamedTuple):
-    """The reply to the script `locate`: the counts of the slot, and one letter for each id."""
+    """The reply to the script `locate`, which finds messages.
+
+    It has the counts of the slot, and one letter for each message id.
+    """
 
     newest: int  # acceptance number of the slot's newest message
     waiting: int
@@ -264,7 +267,9 @@ class TopicReply(NamedTuple):
 
 
 class SlotDeleteReply(NamedTuple):
-    """The reply to the script `slot_delete`, which includes the counts of the slot.
+    """The reply to the script `slot_delete`, which deletes a slot.
+
+    It includes the counts of the slot.
 
     Attributes:
         state: 1 if the slot was deleted, 0 if not, -1 if the slot belongs to a newer topic. -2 if
