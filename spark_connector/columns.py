@@ -107,8 +107,8 @@ def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]])
 
     Args:
         schema: Schema of the rows.
-        types: Possible types of each column. The names of the columns are in lower case. Errors
-            suggest the last type.
+        types: Possible types of each column. The names of the columns are in lower case. If a
+            column has a wrong type, the error suggests the last of these types.
 
     Raises:
         InvalidValue: A column has another type, or occurs twice.

@@ -84,7 +84,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class LongReading:
-    """A read from Redis that may take longer than a request may take.
+    """A read from Redis that may take longer than an HTTP request.
 
     Attributes:
         done: Number of items that were read.

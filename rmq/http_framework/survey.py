@@ -166,7 +166,10 @@ class Survey:
         self._looks = looks
 
     def _report_denied(self, denied: dict[str, errors.AccessDenied]) -> None:
-        """Log which topics the server's Redis user may not read. Log only a change of this list."""
+        """Log which topics the server's Redis user may not read.
+
+        Log the list only when it changes.
+        """
         if denied and frozenset(denied) != self._denied:
             first = next(iter(denied))
             log.warning(

@@ -71,8 +71,9 @@ class ConsoleApp:
             few seconds. Use False under WSGI, because a stream would occupy a thread.
 
     Guarantee:
-        All checks of `rmq server` apply: roles, CSRF, Host, content security policy and limits of
-            bodies. The audit trail records the name of the user.
+        RMQ does the same checks as `rmq server`. It checks roles, CSRF tokens and host names, sets
+        the content security policy, and limits the size of bodies. The audit trail records the
+        name of the user.
 
     Raises:
         ConfigurationError: The URL or an argument is not valid, or a package of the extra "server"

@@ -38,14 +38,14 @@ _COUNT: Final = [
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the rows of a ledger that have a sequence number, with their sequence.
+    """Return the rows of a ledger that have a sequence number. Add the sequence of each row.
 
     The topic, the producer, the slot and the epoch of a row identify its sequence.
 
     Args:
         ledger: Ledger as `inputs.ledger` returns it.
-        scope: Which messages a producer numbers together: the messages of a slot, the messages of a
-            topic, or all its messages.
+        scope: Which messages a producer numbers together: the messages of a slot (part of the
+            topic), the messages of a topic, or all its messages.
     """
     rows = ledger.filter(
         inputs.readable(ledger, "produced_at") & F.col("producer").isNotNull()

@@ -101,9 +101,9 @@ class WorkerMemory:
             self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 4] = serial
 
     def add_claim(self, delivery: InnerDelivery, lease_index: int) -> None:
-        """Let the heartbeat renew the claim of a delivery.
+        """Let the heartbeat renew the claim that a delivery has on its business key.
 
-        `lease_index` identifies the topic and the slot of the claim.
+        `lease_index` identifies the topic and the slot (part of the topic) of the claim.
         """
         claim, words = delivery.claim, self.shared.words
         assert claim is not None
@@ -121,7 +121,10 @@ class WorkerMemory:
         self._claims[delivery] = row, serial
 
     def is_claim_lost(self, delivery: InnerDelivery) -> bool:
-        """Return whether the heartbeat has found that a delivery lost its claim."""
+        """Return whether a delivery has lost its claim on its business key.
+
+        The heartbeat finds this out when it renews the claim.
+        """
         row, serial = self._claims.get(delivery, (-1, 0))
         return row >= 0 and (
             self.shared.words[self.shared.claims_at + row * CLAIM_WORDS + 1] == serial
@@ -316,9 +319,9 @@ class LeaseTracker:
             self.retire(slot)
 
     def add_claims(self, deliveries: Iterable[InnerDelivery], slot_of: Any) -> None:
-        """Let the heartbeat renew the claims of deliveries.
+        """Let the heartbeat renew the claims that deliveries have on business keys.
 
-        `slot_of` is a function that returns the slot of a claim.
+        `slot_of` is a function that returns the slot (part of the topic) of a claim.
         """
         for delivery in deliveries:
             claim = delivery.claim

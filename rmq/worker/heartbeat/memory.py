@@ -135,9 +135,10 @@ class SharedMemory:
         return found
 
     def claims(self) -> list[tuple[int, int, int, bytes, bytes, bool]]:
-        """Return the row, serial number, lease_index, name and owner of each claim.
+        """Return the claims on business keys that the heartbeat must renew.
 
-        The last value of each item says whether the handler of the claim has begun.
+        Each item has the row, serial number, lease_index, name and owner of a claim. The last value
+        says whether the handler of the claim has begun.
         """
         found, words = [], self.words
         for row in range(self.sizes[2]):
@@ -157,5 +158,5 @@ class SharedMemory:
         return found
 
     def set_claim_lost(self, row: int, serial: int) -> None:
-        """Record that a claim is lost."""
+        """Record that a claim on a business key is lost."""
         self.words[self.claims_at + row * CLAIM_WORDS + 1] = serial

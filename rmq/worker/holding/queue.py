@@ -273,6 +273,6 @@ class HandlerQueue:
         self._starter.release_last()
 
     def keep_claims(self) -> None:
-        """Keep the claims of handlers that have not ended when the worker ends."""
+        """Keep the claims on business keys of handlers that have not ended when the worker ends."""
         if self.work.invoker.claims is not None:
             self.work.invoker.claims.keep()

@@ -25,7 +25,7 @@ def claim_keys(
 ) -> None:
     """Claim the business keys of deliveries in one call to Redis.
 
-    The function ignores deliveries whose handlers use no claims. If Redis does not answer for a
+    The function skips deliveries whose handlers use no claims. If Redis does not answer for a
     claim, the worker later releases the delivery.
     """
     for delivery in deliveries:

@@ -250,7 +250,7 @@ AnyInvoker = PlainInvoker | CancellableInvoker
 
 
 class TopicInvokers:
-    """The invokers of all handlers of a topic.
+    """The invokers of a topic. Each invoker calls one handler.
 
     Args:
         handlers: Handlers of the topic.

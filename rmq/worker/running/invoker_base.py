@@ -84,7 +84,7 @@ class InvokerBase:
 
     @contextmanager
     def _claiming(self, deliveries: Iterable[InnerDelivery]) -> Iterator[set[InnerDelivery]]:
-        """Keep the claims of deliveries while their handler runs.
+        """Keep the claims on business keys while their handler runs.
 
         The context manager yields a set. The caller adds each delivery whose work is done to the
         set.

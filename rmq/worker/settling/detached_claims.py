@@ -1,4 +1,4 @@
-"""Keep the claims of handlers that still run after their deliveries have ended."""
+"""Keep the claims on business keys while handlers still run after their deliveries have ended."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ AGAIN_S = 0.5  # pause after a call that failed
 
 
 class DetachedClaims:
-    """Keeps the claims of deliveries while their handlers run.
+    """Keeps the claims on business keys while handlers run.
 
-    A claim must last as long as its handler, because another worker could begin the same work
-    otherwise. A handler can run longer than its delivery lasts. This happens after the
-    `max_runtime`, when the lease is lost, and after the grace time of a stop. A thread of this
-    process then renews the claim. When the handler ends, the thread marks the claim as done or
-    removes it. If the process ends first, the claim expires, as after a crash.
+    A claim must last as long as its handler runs. Otherwise another worker could begin the same
+    work. A handler can run longer than its delivery lasts. This happens after the `max_runtime`,
+    when the lease is lost, and after the grace time of a stop. A thread of this process then renews
+    the claim. When the handler ends, the thread marks the claim as done or removes it. If the
+    process ends first, the claim expires, as after a crash.
 
     You may call the methods from any thread.
     """
@@ -59,10 +59,11 @@ class DetachedClaims:
                 self._running.discard(delivery)
 
     def keep(self, deliveries: Iterable[InnerDelivery] | None = None) -> None:
-        """Keep the claims of these deliveries. With None, keep the claims of all deliveries.
+        """Keep the claims on business keys of these deliveries.
 
-        The method keeps only claims whose handlers still run. Call it before you release the
-        deliveries, because a release removes all other claims.
+        With None, keep the claims of all deliveries. The method keeps only claims whose handlers
+        still run. Call it before you release the deliveries, because a release removes all other
+        claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
@@ -78,7 +79,7 @@ class DetachedClaims:
                     self._thread = thread
 
     def keep_lost(self) -> None:
-        """Keep the claims of running deliveries whose leases are lost.
+        """Keep the claims on business keys of running deliveries that have lost their leases.
 
         The watchdog calls this method a few times a second.
         """

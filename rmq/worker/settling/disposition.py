@@ -243,7 +243,7 @@ class HandlerDispositions:
     # --- before the handler runs -----------------------------------------------------------------
 
     def by_claim(self, delivery: InnerDelivery) -> Disposition | None:
-        """Decide how to settle a delivery by the state of its claim.
+        """Decide how to settle a delivery by the state of its claim on its business key.
 
         If the result is None, the handler must run.
         """
@@ -263,9 +263,9 @@ class HandlerDispositions:
     def split_by_claim(
         self, batch: list[InnerDelivery]
     ) -> tuple[list[InnerDelivery], list[Settled]]:
-        """Split a batch into deliveries to run, and deliveries whose work needs no run.
+        """Split a batch by the state of the claims on business keys.
 
-        The claim of a delivery decides this.
+        Return the deliveries to run, and the results of the deliveries that need no run.
         """
         if self._handler.claims is None:
             return batch, []
