@@ -179,7 +179,7 @@ def check_confirm(confirm: str | None, name: str, name_of: str = "topic") -> Non
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path.
+    """An operation of the HTTP API: a method of a path.
 
     Attributes:
         method: HTTP method.

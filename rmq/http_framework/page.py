@@ -168,7 +168,7 @@ def duration(text: str, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A method of a path of the console.
+    """A page of the console: a method of a path.
 
     Attributes:
         method: GET or POST.

@@ -186,10 +186,10 @@ class TopicFeed:
                 self.first_queue.settler.put(report)
 
     def _with_expired_leases(self, deliveries: list[InnerDelivery]) -> set[InnerDelivery]:
-        """Return the deliveries whose messages were delivered before under an expired lease.
+        """Return the deliveries that may be poison messages.
 
-        If Redis does not answer, return all deliveries, because each message may be a poison
-        message. A poison message must not run at the same time as other messages.
+        An earlier delivery of such a message ended with an expired lease. If Redis does not answer,
+        return all deliveries. A poison message must not run at the same time as other messages.
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
@@ -347,7 +347,10 @@ class TopicFeed:
             self.subscription.forget_messages(b"")
 
     def _withdraw_credit(self) -> None:
-        """Withdraw the credit, and release the messages that senders have handed over with it."""
+        """Withdraw the credit (the request for a hand-over).
+
+        Release the messages that senders have handed over because of the credit.
+        """
         self.transport.run(receive.withdraw_credits(self.state), before_step=self.on_step)
 
 

@@ -437,8 +437,8 @@ class _SettleCall:
         deliveries: Deliveries to settle.
         flow: Function that settles a list of deliveries, and returns the deliveries whose leases
             were lost.
-        is_aside: Whether the call waits in another thread for the master node of its slots.
-        left: Deliveries that may not be settled yet.
+        is_aside: Whether the call waits in another thread for a cluster node.
+        left: Deliveries for which Redis has not confirmed the call yet.
         lost: Deliveries whose leases were already lost when Redis ran the verb.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
         outage: The last error of an outage of Redis, or None if there was no outage.
