@@ -33,10 +33,10 @@ class DeadTo:
         return f"{self.topic}:{self.slots}"
 
     def of_slot(self, index: int) -> str:
-        """Return the name of the slot that gets copies of dead letters.
+        """Return the name of the slot of the other topic that gets copies of dead letters.
 
         Args:
-            index: Index of the slot that has the dead letters.
+            index: Index of the slot of this topic that has the dead letters.
         """
         return f"{self.topic}:{index % max(1, self.slots)}"
 

@@ -146,7 +146,7 @@ class Limits:
         return ",".join(self._texts(exact=True)) or OFF
 
     def of_slot(self, index: int, slots: int, layout: Layout) -> str:
-        """Return a slot's share of the limits, as the string that scripts read.
+        """Return one slot's share of the topic's limits, as the string that scripts read.
 
         If there are no limits, return ''.
 
@@ -168,9 +168,10 @@ class Limits:
         return texts[0] if self.key is None else ":".join((*texts, self.key))
 
     def check_slots(self, slots: int) -> None:
-        """Raise an error if the limit of messages in flight is below the number of slots.
+        """Raise an error if the topic has more slots than the allowed messages in flight.
 
-        With a smaller limit, a slot would get a share of 0, and would never deliver a message.
+        Each slot of the topic gets a share of the limit. A slot with a share of 0 would never
+        deliver a message.
 
         Raises:
             InvalidValue: The concurrency is smaller than the number of slots that may have

@@ -68,7 +68,7 @@ class History:
     to_redis = __str__
 
     def of_slot(self, index: int, slots: int, parts: Layout) -> str:
-        """Return the limits of one slot as the string that scripts read."""
+        """Return the limits of one slot of the topic, as the string that scripts read."""
         size = max(1, int(int(self.max_bytes) * parts.part(index, slots)))
         return f"{size}:{self.keep_ms}"
 

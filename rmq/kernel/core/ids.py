@@ -95,7 +95,7 @@ def process_bytes() -> bytes:
 
 
 class MessageId(bytes):
-    """The id of a message: 16 bytes with a text form, a slot and a time."""
+    """The id of a message: 16 bytes with a text form, a slot of the topic, and a time."""
 
     __slots__ = ()
 
@@ -142,7 +142,7 @@ class MessageId(bytes):
 
     @property
     def slot(self) -> int:
-        """The index of the slot that stores the message."""
+        """The index of the slot of the topic that stores the message."""
         return int.from_bytes(self[8:11], "big") >> 14
 
     @property

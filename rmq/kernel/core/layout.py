@@ -69,7 +69,7 @@ class Layout:
     numbers: tuple[int, ...] = ()
 
     def is_blocked(self, slot: int, slots: int) -> bool:
-        """Return whether a slot must not deliver yet because another slot has older messages.
+        """Return whether a slot of the topic must wait because another slot has older messages.
 
         So messages with the same `slot_basis` stay in order during a resize. Let d be the greatest
         common divisor of the old and the new number of slots. Two slots can have messages with the
@@ -90,11 +90,11 @@ class Layout:
         return self._parts_before(slot + 1, slots) - self._parts_before(slot, slots)
 
     def _parts_before(self, slot: int, slots: int) -> Fraction:
-        """Return the sum of the parts of all earlier slots.
+        """Return the sum of the parts of all earlier slots of the topic.
 
-        RMQ divides the capacity equally among the distinct numbers of slots: the current number
-        (for new messages), the first number (for dedup keys), and the largest number (for old
-        messages). All slots of a number get equal parts of its capacity.
+        RMQ divides the capacity equally among the distinct numbers of slots. These are the current
+        number (for new messages), the first number (for dedup keys), and the largest number (for
+        old messages). All slots of a number get equal parts of its capacity.
         """
         numbers = {slots, self.first, self.most}
         return sum(Fraction(min(slot, each), each * len(numbers)) for each in numbers) or Fraction(
@@ -102,7 +102,7 @@ class Layout:
         )
 
     def share(self, count: int, slot: int, slots: int) -> int:
-        """Return a slot's share of a total count, at least 1.
+        """Return a slot's share of a total count of the topic, at least 1.
 
         The shares of all slots add up to the total count.
         """

@@ -136,7 +136,7 @@ class SendResult(NamedTuple):
         status: "stored", "merged" or "duplicate". "merged" means that RMQ added the message to a
             waiting message, whose id is `into`. "duplicate" means that the message was sent before,
             and RMQ stored nothing.
-        slot: Index of the message's slot.
+        slot: Index of the slot of the topic that has the message.
         offset: Number of the message among all messages that the slot has accepted. If RMQ stored
             nothing, this is the number of the slot's newest message.
         into: Id of the waiting message that this message was merged into.
@@ -213,7 +213,7 @@ class Message:
     Attributes:
         id: Message id.
         queue: Queue that has the message: "store" (waiting), "prepare" (in flight) or "dead".
-        slot: Index of the message's slot.
+        slot: Index of the slot of the topic that has the message.
         offset: Number of the message among all messages that the slot has accepted.
         body: The decoded body, or raw bytes if it cannot be decoded (see `unreadable`).
         priority: Priority. None for a message with a due time and no priority.

@@ -25,7 +25,7 @@ NONE: Counts = (0,) * BUCKETS
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Add up the counts of several slots, bucket by bucket.
+    """Add up the counts of several slots of a topic, bucket by bucket.
 
     A missing bucket counts as 0.
     """
@@ -67,7 +67,7 @@ def percentile_s(counts: Counts, share: float) -> float | None:
 
 
 def read(stored: bytes) -> Counts:
-    """Read the counts of late messages that Redis stores for a slot.
+    """Read the counts of late messages that Redis stores for a slot of a topic.
 
     If the slot has no counts, the result is empty.
     """

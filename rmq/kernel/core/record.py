@@ -396,8 +396,8 @@ def collected_bodies(body: bytes) -> list[bytes]:
 def offset_of(offset_low: int, newest: int) -> int:
     """Return a message's full number in its slot, from the low 32 bits of this number.
 
-    A slot gives each message that it accepts the next number. The result is exact if the slot
-    accepted less than 2^32 messages after this message.
+    A slot of a topic numbers the messages that it accepts. The result is exact if the slot accepted
+    less than 2^32 messages after this message.
 
     Args:
         offset_low: Low 32 bits of the number.
@@ -407,7 +407,10 @@ def offset_of(offset_low: int, newest: int) -> int:
 
 
 def number_of(data: bytes, newest: int) -> int | None:
-    """Return a message's number in its slot. If its record is incomplete, return None."""
+    """Return a message's number in its slot of the topic.
+
+    If the record of the message is incomplete, return None.
+    """
     if len(data) < BARE:
         return None
     return offset_of(int.from_bytes(data[4:BARE], "big"), newest)

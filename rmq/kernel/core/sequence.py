@@ -31,7 +31,7 @@ _KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
 
 
 class Report(NamedTuple):
-    """A report to Redis about the message numbers of one producer in one slot.
+    """A report to Redis about the message numbers of one producer in one slot of a topic.
 
     Attributes:
         old: Value of `sent` in the previous report.
@@ -48,7 +48,7 @@ class Report(NamedTuple):
 
 
 class SlotSequence:
-    """The message numbers of one producer in one slot.
+    """The message numbers of one producer in one slot of a topic.
 
     Attributes:
         complete: Largest number up to which all numbers are complete. A complete number belongs to
@@ -130,7 +130,7 @@ class SlotSequence:
 
 
 class ProducerSequence:
-    """The message numbers of one client, in all slots."""
+    """The message numbers of one client, in all slots of its topics."""
 
     def __init__(self) -> None:
         self.is_denied = False  # whether it was logged that Redis denies its reports
@@ -150,7 +150,7 @@ class ProducerSequence:
             self._start()
 
     def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
-        """Return the counter of this client's message numbers in a slot.
+        """Return the counter of this client's message numbers in a slot of a topic.
 
         Args:
             keys: Keys of the slot.

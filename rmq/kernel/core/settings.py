@@ -357,7 +357,7 @@ class Settings:
         return {"format": str(FORMAT)} | to_redis({name: getattr(self, name) for name in NAMES})
 
     def for_slot(self, index: int = 0) -> dict[str, str]:
-        """Return the settings as fields of a slot's hash, which scripts read."""
+        """Return the settings as fields for the hash of one slot of the topic."""
         layout, parts = self.layout, self.layout or Layout(0, self.slots, self.slots)
         paused = str(self.paused.since_ms) if self.paused else ""
         delivered_from = layout.delivered_from if layout and index < self.slots else 0

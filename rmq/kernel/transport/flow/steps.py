@@ -344,7 +344,7 @@ class Subscription:
         """Record that Redis has confirmed the subscription to these channels."""
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Read a wake-up, and add its slot to `signals`."""
+        """Read a wake-up, and add the slot with new work to `signals`."""
         with suppress(ValueError):
             signals.add(int(payload))
 

@@ -200,7 +200,7 @@ class SubscriptionRefused:
 def await_signal(
     subscription: Subscription, seconds: float, deadline: RetryDeadline, epoch: int
 ) -> Operations[set[int]]:
-    """Wait for wake-ups, and return the slots that they name.
+    """Wait for wake-ups, and return the slots of the topic that have new work.
 
     If no wake-up arrives in time, the result is empty. If there is no connection, the call
     subscribes and returns immediately. If the connection is dead, the call closes it, and the next
