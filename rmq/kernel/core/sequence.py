@@ -35,8 +35,8 @@ class Report(NamedTuple):
 
     Attributes:
         old: Value of `sent` in the previous report.
-        sent: Largest number up to which all numbers are complete. A complete number belongs to an
-            accepted message, or certainly to no message.
+        sent: The producer has finished with all numbers up to this number. Each of them belongs to
+            an accepted message, or certainly to no message.
         ranges: Ranges of numbers that no message has.
         unused: Numbers that no message has, as a list.
     """
@@ -51,8 +51,8 @@ class SlotSequence:
     """The message numbers of one producer in one slot of a topic.
 
     Attributes:
-        complete: Largest number up to which all numbers are complete. A complete number belongs to
-            an accepted message, or certainly to no message.
+        complete: The producer has finished with all numbers up to this number. Each of them belongs
+            to an accepted message, or certainly to no message.
         reported: Value of `complete` in the last report to Redis.
         reported_at: Time of the last report, by the monotonic clock. None if there was no report.
     """
@@ -81,14 +81,14 @@ class SlotSequence:
         return number
 
     def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
-        """Record that message numbers are complete.
+        """Record that the producer has finished with message numbers.
 
-        A number is complete when its message was accepted, or when no message has it.
+        The producer has finished with a number when its message was accepted, or when no message
+        has it.
 
         Args:
-            numbers: All complete numbers.
-            unused: The complete numbers that no message has. The other numbers belong to accepted
-                messages.
+            numbers: All these numbers.
+            unused: The numbers that no message has. The other numbers belong to accepted messages.
         """
         with self._lock:
             self._unused.update(unused)
