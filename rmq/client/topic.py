@@ -109,9 +109,9 @@ class TopicBase:
             concurrency: Maximum number of runs at a time. A plain function runs in threads (default
                 8), and an async function runs in tasks (default 100).
             prefetch: Maximum number of deliveries that a worker has at a time, including running
-                deliveries. By default, a worker has as many deliveries as it can start within 0.2
-                s, in addition to the running deliveries. The default is at most 1000, or two
-                deliveries for each thread or task if this number is larger.
+                deliveries. By default, a worker has the running deliveries, and as many others as
+                it can start within 0.2 s. The default is at most 1000, or two deliveries for each
+                thread or task if this number is larger.
             batch: Maximum number of deliveries of a run, 1 to 1000. The function then gets a list
                 of deliveries.
             linger: How long a batch that is not full waits for more messages, up to 60 s.

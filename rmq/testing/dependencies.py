@@ -42,7 +42,7 @@ def overriding(function: Callable[..., Any], replacement: Callable[..., Any]) ->
 
 
 class DrainedScope:
-    """The lifespans and process dependencies that a drain opens in the test's thread."""
+    """The lifespans and dependencies that a drain opens in the test's thread."""
 
     def __init__(
         self, lifespans: Iterable[Callable[..., Any]], handled: Iterable[Dependencies]

@@ -354,8 +354,8 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Receive messages from slots that have work, slot by slot, until the limit is reached.
 
-    If a slot fails, the function returns the messages of the earlier slots. The next call receives
-    from the failed slot last. If the call is interrupted, all messages are released.
+    If a slot cannot be read, the function returns the messages of the earlier slots. The next call
+    reads the failed slot last. If the call is interrupted, all messages are released.
     """
     slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()

@@ -112,7 +112,10 @@ def finish(
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Give up claims of unfinished work. Return for each claim whether its owner still had it."""
+    """Give up claims of unfinished work.
+
+    Return for each claim whether its owner still had the claim.
+    """
     return Command(script_loader.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
 
 

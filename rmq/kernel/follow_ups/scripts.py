@@ -244,7 +244,7 @@ class PendingReply(NamedTuple):
 
 
 def pending(keys: SlotKeys, offset: int = 0, limit: int = 1000) -> Command[PendingReply]:
-    """List the target slots of the pending follow-ups of a slot."""
+    """List the target slots for which a slot has pending follow-ups."""
 
     def parse(reply: list[Any]) -> PendingReply:
         rows = zip(reply[5::4], reply[6::4], reply[7::4], reply[8::4], strict=True)

@@ -22,8 +22,8 @@ def stored(
 ) -> Flow[list[list[Figures]]]:
     """Return the stored samples of each topic since a time.
 
-    Each ring has samples of one resolution, and only the given rings are read. A round trip reads
-    all topics. The samples are not sorted, and a sample may occur twice.
+    A ring is a list of samples of one resolution. Only the given rings are read, and a round trip
+    reads all topics. The samples are not sorted, and a sample may occur twice.
     """
     found: list[list[Figures]] = [[] for _ in contexts]
     for ring in rings:
