@@ -199,7 +199,6 @@ def _time(ms: int) -> int | datetime:
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    """Convert a column of maps to dicts without null values."""
     if not array.items.null_count:
         return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
     return [

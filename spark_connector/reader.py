@@ -124,7 +124,6 @@ class RmqReader(DataSourceReader):
 
 
 def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[QueueBlock]:
-    """Yield pages of messages. Stop after `most` messages."""
     while block := retry_while_away(read, RETRY_S):
         if most is not None:
             block = block.part(0, most)

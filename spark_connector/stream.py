@@ -275,7 +275,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(
         self, lease: QueryLease, known: Offset, topics: list[str], limit: ReadLimit
     ) -> Offset | None:
-        """Return the end of the next batch, or None if no message has arrived yet."""
         if self._found is not None:
             found, self._found = self._found, None
             return self._batch(lease, known, found)
@@ -359,7 +358,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ahead
 
     def _finish_settling(self) -> None:
-        """Wait until the background thread has settled a batch, and raise its error."""
         if self._settling is not None:
             settling, self._settling = self._settling, None
             settling.result()

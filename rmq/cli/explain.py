@@ -29,7 +29,6 @@ def sections() -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Format Markdown for a terminal: remove links, and wrap long lines."""
     text = _LINK.sub(lambda link: link[1] if link[2][0] == "#" else f"{link[1]} ({link[2]})", text)
     text = re.sub(r"\n +(?=\S)", " ", text.replace("**", ""))
     return "\n\n".join(

@@ -66,8 +66,6 @@ VARIABLES = (
 
 
 class _Row(NamedTuple):
-    """A row of `rmq config show`: a setting, its value, and where the value comes from."""
-
     setting: str
     value: Any
     origin: str

@@ -225,7 +225,6 @@ def _figure(head: str, value: float | None) -> Text:
 
 
 def _problem(topic: TopicOverview, row: Row, rate: dict[str, float]) -> str:
-    """Return the problem that stops the messages of a topic, or ""."""
     if topic.error:
         return "cannot be read"
     is_idle = not row["in_flight"] and rate.get("delivered") == 0

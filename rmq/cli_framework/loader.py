@@ -96,7 +96,6 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _user_part(at: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this file and of importlib."""
     while at is not None:
         name = at.tb_frame.f_code.co_filename
         if name not in (__file__, importlib.__file__) and not name.startswith("<frozen importlib"):

@@ -87,7 +87,6 @@ def shown_body(
 
 
 def _shown_step(context: RequestContext, step: steps.Step, most: int | None) -> Step:
-    """Convert a step for display. If its value cannot be decoded, show the bytes."""
     value = None
     if step.data:
         try:

@@ -121,5 +121,4 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
 
 
 def _first_lines(docstring: str) -> str:
-    """Return the first lines of a docstring as the description of a schema."""
     return re.sub(r"\s+", " ", docstring).strip()

@@ -74,8 +74,6 @@ class _Lines(StreamingResponse):
     """
 
     async def stream_response(self, send: Send) -> None:
-        """Send all pages."""
-
         async def send_in_time(message: Any) -> None:
             async with asyncio.timeout(SEND_S):
                 await send(message)

@@ -186,10 +186,6 @@ class Survey:
 
 
 def _is_resizing(context: TopicContext) -> bool:
-    """Return whether a topic has an unfinished resize.
-
-    If its settings are unknown, return False.
-    """
     layout = context.settings.layout if context.is_open else None
     return layout is not None and layout.resizing is not None
 

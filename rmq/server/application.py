@@ -193,7 +193,6 @@ class ConsoleApp:
         return replace(found, role=Role(role), kind="host", session=None, token=None)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        """Handle lifespan events if no other application mounts this application."""
         while (await receive())["type"] != "lifespan.shutdown":
             await self._running()
             await send({"type": "lifespan.startup.complete"})
@@ -224,7 +223,6 @@ class _Running:
         return self._task.done()
 
     async def opened(self) -> None:
-        """Wait until the application can answer requests. If it cannot start, raise the error."""
         await asyncio.shield(self._opened)
 
     def cancel(self) -> None:

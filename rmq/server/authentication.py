@@ -175,7 +175,6 @@ class Authentication:
         return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:
-        """Return the user that the proxy names, or None."""
         named = headers.get(self.proxy.user_header.lower().encode(), [])
         roles = headers.get(self.proxy.role_header.lower().encode(), [])
         client = scope.get("client")

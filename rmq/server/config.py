@@ -365,7 +365,6 @@ def _lookup(table: Mapping[str, Any], key: str) -> Any:
 
 
 def _refuse_unknown(table: Mapping[str, Any], path: Path | None) -> None:
-    """Raise an error for unknown keys, because they are usually typing mistakes."""
     known = {setting.key for setting in SETTINGS}
     found = [key for key in table if not isinstance(table[key], Mapping)]
     for name, section in table.items():

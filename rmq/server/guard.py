@@ -139,7 +139,6 @@ class Guard:
             _check_site(scope, headers, host, found)
 
     async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
-        """Return the user or program, or None if the request has no valid credentials."""
         cookies = headers.get(b"cookie", [])
         tried = b"authorization" in headers or sessions.id_of(scope, cookies) is not None
         # Valid credentials are checked before the limit: other users of the same address may have

@@ -70,7 +70,6 @@ def _view(request: PageRequest, then: str, error: ApiError | None = None) -> Vie
 
 
 def _then(request: PageRequest, path: str) -> str:
-    """Return the page to open after signing in. The default is the overview."""
     is_ours = path == BASE or path.startswith((BASE + "/", BASE + "?"))
     is_odd = not path.isprintable() or "\\" in path or "/.." in path or len(path) > THEN_MAX
     if not is_ours or is_odd:

@@ -247,7 +247,6 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 return
 
     def _pass_on_head(self) -> bool:
-        """Pass a request head to uvicorn. Return whether the head was complete."""
         try:
             head = take_head(self._buffer)
             self._body_left = 0 if head is None else body_length(head)

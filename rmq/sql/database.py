@@ -103,11 +103,9 @@ class _Hexed(sa.types.TypeDecorator[Any]):
     cache_ok = True
 
     def bind_expression(self, bindparam: sa.BindParameter[Any]) -> Any:
-        """Wrap a parameter of a statement."""
         return _bytes(bindparam)
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Convert a value for the database."""
         if dialect.name not in MYSQL:
             return super().bind_processor(dialect)
 

@@ -174,7 +174,6 @@ class _Store:
         self._messages: DataFrame | None = None
 
     def keep(self, name: str, rows: DataFrame) -> DataFrame:
-        """Store rows, and return a DataFrame that reads them."""
         try:
             kept = self._kept(name, rows)
         except PySparkException as error:

@@ -124,27 +124,22 @@ class _Checked(NamedTuple):
 
 
 class _Summaries(NamedTuple):
-    """Row counts and times of the three inputs."""
-
     sent: inputs.Summary
     handed: inputs.Summary
     queued: inputs.Summary | None
 
     @property
     def rows(self) -> int:
-        """Number of readable rows of all inputs."""
         queued = 0 if self.queued is None else self.queued.rows
         return self.sent.rows + self.handed.rows + queued
 
     @property
     def span_ms(self) -> int:
-        """Time between the oldest and the newest row of the ledger and the delivery log, in ms."""
         ends = (self.sent.first_ms, self.sent.last_ms, self.handed.first_ms, self.handed.last_ms)
         times = [at for at in ends if at]
         return max(times) - min(times) if times else 0
 
     def unreadable(self, ledger_name: str) -> dict[str, int]:
-        """Return the number of unreadable rows for each input."""
         counts = {ledger_name: self.sent.unreadable, "delivery log": self.handed.unreadable}
         return counts if self.queued is None else counts | {"snapshot": self.queued.unreadable}
 
@@ -156,7 +151,6 @@ def _checked(
     is_outbox: bool,
     topics: Sequence[str],
 ) -> _Checked:
-    """Check the columns of the inputs, and select the rows of the topics to audit."""
     sent = outbox.ledger(ledger) if is_outbox else inputs.ledger(ledger)
     handed = inputs.deliveries(deliveries)
     queued = None if snapshot is None else inputs.snapshot(snapshot)

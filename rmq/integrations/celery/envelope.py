@@ -129,7 +129,6 @@ def _task_of(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _moment(text: object) -> datetime | None:
-    """Return the time in an ISO text, or None if the text is no time or has no time zone."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

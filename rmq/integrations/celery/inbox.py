@@ -258,7 +258,6 @@ class Inbox:
     # --- threads --------------------------------------------------------------------------------
 
     def _fetch(self, source: Source) -> None:
-        """Receive as many messages of a topic as its channel accepts."""
         while (room := self._wait_for_room(source)) > 0:
             consumer = source.consumer
             assert consumer is not None

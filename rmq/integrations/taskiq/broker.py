@@ -175,7 +175,6 @@ class Broker(AsyncBroker):
         await self._topic(queue, "bytes").send(data, **options)
 
     def _as_json(self, data: bytes) -> dict[str, Any] | None:
-        """Return a message as a JSON object. The command line and the console can show it."""
         if isinstance(self.formatter, ProxyFormatter | JSONFormatter):
             try:
                 body = json.loads(data)

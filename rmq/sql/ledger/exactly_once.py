@@ -375,7 +375,6 @@ class ExactlyOnce(Middleware):
 
 
 def _begin(connection: sa.Connection, row: Row) -> bool:
-    """Claim the row at the start of the transaction. Return False if the work was already done."""
     refuse_autocommit(connection)
     with require_table(ledger, COMMAND):
         return rows.begin(connection, row)

@@ -173,7 +173,6 @@ def _is_async(engine: object) -> bool:
 
 
 def _settled_itself(delivery: DeliveryData) -> bool:
-    """Return whether the handler itself has settled its delivery."""
     if not delivery.is_settled or delivery.lost:
         return False
     log.warning(

@@ -278,7 +278,6 @@ class Resender:
         lost: Sequence[DueStub],
         now: int,
     ) -> Round:
-        """Store the results of a send in the outbox rows."""
         before = {stub.seq: stub for stub in lost}
         marks: list[Mark] = []
         put_off: list[tuple[int, int]] = []
@@ -327,7 +326,6 @@ _SETTLED = (
 
 
 def _log_outcomes(sent: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-    """Log the stubs that were sent again. There is one line for each topic and reason."""
     pairs = list(zip(sent, outcomes, strict=True))
     by_reason: dict[tuple[str, bool], list[Stub]] = {}
     for stub, outcome in pairs:

@@ -169,7 +169,6 @@ class Fetcher:
                 feed.report_lateness(is_last=True)
 
     def _do_next(self) -> None:
-        """Do the next thing: receive messages, or sleep until there is work."""
         now = time.monotonic()
         while self._freed:
             feed = self._freed.popleft()

@@ -184,7 +184,6 @@ def undecodable(error: DecodeError) -> Disposition:
 
 
 def _reject_reason(rule: Reject, error: BaseException) -> BaseException | str:
-    """Return the text or the error that RMQ stores with a rejected message."""
     reason = failure.text_of(rule)
     if rule is error:
         return reason or error.__cause__ or "rejected"

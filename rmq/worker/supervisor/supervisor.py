@@ -205,7 +205,6 @@ class Supervisor:
                 process.stop()
 
     def _process_ended(self, process: WorkerProcess, code: int) -> None:
-        """Restart a process that has ended, or stop the supervisor."""
         assert process.popen is not None
         lived_s = time.monotonic() - process.started
         name, was_ready = str(process), process.is_ready
