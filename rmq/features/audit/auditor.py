@@ -69,7 +69,7 @@ class Auditor:
         self._stop.set()
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """Stop the thread, and wait for its end for at most `wait_s` seconds."""
+        """Stop the thread, and wait at most `wait_s` seconds for its end."""
         self._stop.set()
         self._thread.join(min(wait_s, STOP_S))
 

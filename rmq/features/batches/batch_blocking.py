@@ -83,7 +83,8 @@ class Batch(BatchBase):
         """Close the batch. RMQ sends the callback when all messages of the batch have ended.
 
         Returns:
-            "closed", or "done" if the callback was already sent. A second close changes nothing.
+            "closed", or "done" if all messages had ended, so that the callback is sent. A second
+            close changes nothing.
 
         Raises:
             BatchNotFound: The batch does not exist.

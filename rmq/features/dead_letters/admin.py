@@ -151,7 +151,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     ) -> DeadLetterPage:
         """Return a page of dead letters and the cursor of the next page.
 
-        The dead letters of each slot are sorted, oldest first.
+        The dead letters of each slot (part of the topic) are sorted, oldest first.
 
         Args:
             topic: Name of the topic.

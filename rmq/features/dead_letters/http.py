@@ -205,7 +205,7 @@ EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 async def list_dead_letters(
     context: RequestContext, path: TopicPath, query: DeadQuery
 ) -> MessageList:
-    """List dead letters, oldest first in each slot.
+    """List dead letters, oldest first in each slot (part of the topic).
 
     A request examines at most 5000 dead letters. So a page may have fewer than `limit` letters
     although more letters follow.
@@ -399,7 +399,7 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
 
 @TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
-    """List the trash of a topic. In each slot, the letters that expire first come first.
+    """List the trash of a topic. In each slot (part of the topic), the next to expire is first.
 
     The `deadline` of a letter is the time at which RMQ deletes it. You cannot search the trash by
     time of death, so a filter by `age` or `died` matches nothing. A page may have fewer than

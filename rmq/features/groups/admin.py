@@ -47,10 +47,10 @@ class AsyncGroupAdmin(AsyncAdminPart):
     async def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
         """Return the state of a group, or None if it has no messages and is not stopped.
 
-        After a resize, a group may have messages in several slots, and `groups` lists the group
-        once for each slot. This method returns the state in the slot in which the group is stopped.
-        If no slot has stopped the group, it returns the state in the slot with the most held
-        messages.
+        After a resize, a group may have messages in several slots (parts of the topic). `groups`
+        then lists the group once for each slot. This method returns the state in the slot in which
+        the group is stopped. If no slot has stopped the group, it returns the state in the slot
+        with the most held messages.
 
         Args:
             topic: Name of the topic.

@@ -24,7 +24,7 @@ class HistoryQuery(Request):
 
     Attributes:
         since: Earliest time of an ack. Default: the oldest ack in the history.
-        until: End of the period. Later acks are not listed. Default: no end.
+        until: End of the period, which is not included. Default: no end.
         slot: Index of the only slot to read. Default: all slots.
         skip_lost: Whether to continue if the history removed messages before you read them.
     """
@@ -41,8 +41,8 @@ class AckedMessage(Answer):
     """A message in the history, with the fields of `rmq.AckedMessage`.
 
     Attributes:
-        unreadable: Reason why the body could not be decoded, or an empty string. The response then
-            shows the body as bytes.
+        unreadable: Reason why the body could not be decoded, or an empty string. A body that could
+            not be decoded is shown as bytes.
     """
 
     id: str
@@ -74,12 +74,12 @@ class HistoryPage(Answer):
 async def list_acked_messages(
     context: RequestContext, path: TopicPath, query: HistoryQuery
 ) -> HistoryPage:
-    """List acked messages that the topic keeps. In each slot, the oldest ack is first.
+    """List acked messages that the topic keeps. The oldest ack of each slot is first.
 
-    To read later acks, repeat the request with the cursor of the last page. One ack may contain up
-    to 100 messages, which are always on the same page. So a page may have more messages than
-    `limit`. For a topic with more than 100 slots, `slot` is required. RMQ does not read offloaded
-    bodies from their store.
+    A slot is a part of the topic. To read later acks, repeat the request with the cursor of the
+    last page. One ack may contain up to 100 messages, which are always on the same page. So a page
+    may have more messages than `limit`. For a topic with more than 100 slots, `slot` is required.
+    RMQ does not read offloaded bodies from their store.
     """
     history = context.client.topic(path.topic).history
     after = read_cursor(query.cursor, dict[int, str]) if query.cursor else {}

@@ -36,7 +36,7 @@ class MessageAdmin(AdminPart):
             topic: Name of the topic.
             limit: Maximum number of messages.
             queue: "store" (in delivery order), "prepare" or "dead" (oldest first).
-            slot: Index of the slot to read. Default: all slots.
+            slot: Index of the slot (part of the topic) to read. Default: all slots.
         """
         return self._run(flows.peek(self._context(topic), limit, queue, slot))
 
@@ -59,7 +59,8 @@ class MessageAdmin(AdminPart):
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            slot: Index of the slot to read. Default: all slots, one after another.
+            slot: Index of the slot (part of the topic) to read. Default: all slots, one after
+                another.
             cursor: Cursor that the previous page returned. Default: start at the beginning.
             limit: Maximum number of messages, 1 to 1000.
             type: Type of the messages. Default: any type.
@@ -87,13 +88,13 @@ class MessageAdmin(AdminPart):
         )
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot into parts of similar size, which `page` can read.
+        """Divide a queue of a slot (part of a topic) into pieces. `page` reads one piece.
 
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: Index of the slot.
-            pieces: Number of parts, 1 to 10 000. A small queue has fewer parts.
+            pieces: Number of pieces, 1 to 10 000. A small queue has fewer pieces.
         """
         return self._run(paging.spans(self._context(topic), queue, slot, pieces))
 
@@ -107,14 +108,14 @@ class MessageAdmin(AdminPart):
         raw: bool = False,
         limit: int = paging.PAGE,
     ) -> Page:
-        """Return the next messages of a part of a queue without receiving them.
+        """Return the next messages of a piece of a queue without receiving them.
 
         A page has at most 1000 messages and 4 MiB.
 
         Args:
             topic: Name of the topic.
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
-            span: Part of the queue, from `spans`.
+            span: Piece of the queue, from `spans`.
             cursor: Cursor that the previous page returned. Default: start at the beginning.
             raw: As in `get`.
             limit: Maximum number of messages, 1 to 1000.

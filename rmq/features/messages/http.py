@@ -107,10 +107,11 @@ TABLE = Table("messages")
 async def list_messages(
     context: RequestContext, path: TopicPath, query: MessagesQuery
 ) -> MessageList:
-    """List the messages of a queue, slot by slot, in the order of their scores.
+    """List the messages of a queue, slot by slot. Each slot is sorted by score.
 
-    A message that keeps its score is listed once. A message that moves between two requests may be
-    listed twice or not at all. For the delivery order of waiting messages, use `peek`.
+    A slot is a part of the topic. A message that keeps its score is listed once. A message that
+    moves between two requests may be listed twice or not at all. For the delivery order of waiting
+    messages, use `peek`.
     """
     return await walk(context, path.topic, query, query.queue)
 
@@ -119,9 +120,9 @@ async def list_messages(
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
     """Show the messages of a queue in pages. Waiting messages are in delivery order.
 
-    A message that keeps its position is shown once. For a topic with more than 100 slots, `slot` is
-    required. A request examines at most 10 000 messages. So with a `type`, a `group` or a `filter`,
-    a page may have fewer messages than `limit` although more messages follow.
+    A message that keeps its position is shown once. For a topic with more than 100 slots (parts),
+    `slot` is required. A request examines at most 10 000 messages. So with a `type`, a `group` or a
+    `filter`, a page may have fewer messages than `limit` although more messages follow.
     """
     try:
         page = await context.admin.peek_page(

@@ -186,9 +186,9 @@ def delete(topic: str, name: str, yes: bool) -> None:
 def work(topics: tuple[str, ...]) -> None:
     """Send the messages of the schedules of TOPICS, or of all topics, until Ctrl-C or SIGTERM.
 
-    You need this command only for topics without workers, because a worker sends the messages of
-    schedules for its own topics. Any number of processes may send at the same time. RMQ sends one
-    message for each time of a schedule.
+    You need this command only if neither rmq server nor a worker of the topic runs, because both
+    also send the messages of schedules. Any number of processes may send at the same time. RMQ
+    sends one message for each time of a schedule.
     """
     common = common_options()
     logs.start(None, False)

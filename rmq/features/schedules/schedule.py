@@ -85,8 +85,7 @@ class _Cron:
     def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
         """Return the times from `first` to `last`.
 
-        If there are times before `since`, only the latest of them are in the result. `most` says
-        how many are at least included.
+        The result may omit times before `since`, but not the latest `most` of these times.
         """
         start = max(first, since)
         if start > first:

@@ -120,22 +120,23 @@ class AsyncQuery(QueryBase):
         self._run = transport.run
 
     async def slots(self) -> int:
-        """Return the number of slots of the topic, or raise TopicNotFound."""
+        """Return the number of slots (parts) of the topic, or raise TopicNotFound."""
         await self._run(self._flows.open())
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
-        """Return, for each slot, the number of messages that the query can take now."""
+        """Return, for each slot (part) of the topic, how many messages the query can take now."""
         return await self._run(self._flows.waiting())
 
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take more messages from the topic as a new batch. Return the newest number of each slot.
+        """Take more messages as a new batch. Return the newest number of each slot.
 
-        A repeated call has the same result. If the query has already taken newer messages than
-        `after` says, the call returns their numbers and takes no more messages. If the lease of
-        these messages has expired and other consumers have received them, the batch may be empty.
+        A slot is a part of the topic. A repeated call has the same result. If the query has already
+        taken newer messages than `after` says, the call returns their numbers and takes no more
+        messages. If the lease of these messages has expired and other consumers have received them,
+        the batch may be empty.
 
         Args:
             after: Last number that the caller has recorded, for each slot. A missing slot counts as
@@ -182,11 +183,11 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.renew({}, {}, slots, said))
 
     async def handed(self, slot: int) -> int:
-        """Return the number of the newest message of a slot that `read` has returned."""
+        """Return the number of the newest message that `read` has returned from a slot."""
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
-        """Yield the messages of a slot whose numbers are in a range, in blocks.
+        """Yield the messages of a slot (part) of the topic whose numbers are in a range, in blocks.
 
         Reading changes nothing. The messages stay in flight.
         """

@@ -121,8 +121,9 @@ class AsyncStage(StageBase):
     async def push(self, messages: Iterable[Outgoing]) -> int:
         """Check, encode and store messages. Return the number of messages in the stage.
 
-        Pass many messages in one call, because RMQ stores up to 1000 messages of a slot together.
-        After an error, you can no longer use the stage. Discard it, and write another stage.
+        Pass many messages in one call, because RMQ stores up to 1000 messages of a slot (part of
+        the topic) together. After an error, you can no longer use the stage. Discard it, and write
+        another stage.
 
         Raises:
             RMQError: A message cannot be sent, as in `AsyncTopic.send_many`.

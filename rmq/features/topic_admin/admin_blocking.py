@@ -121,7 +121,7 @@ class TopicAdmin(AdminPart):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> ResizeResult:
-        """Change the number of slots of a topic while it is in use. Return the progress.
+        """Change the number of slots (parts) of a topic while it is in use. Return the progress.
 
         Messages stay in their slots with their ids. The new number of slots decides to which slot a
         new message goes. Older messages with the same `slot_basis` may be in another slot. The new

@@ -252,7 +252,7 @@ class Resized(Answer):
 
 @TABLE.post("/topics/{topic}/resize", role=Role.ADMIN)
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
-    """Change the number of slots of a topic while it is in use, or continue an interrupted change.
+    """Change the number of slots (parts) of a topic in use, or continue an interrupted change.
 
     The server responds before the resize is finished, and continues the resize. New messages of
     some slots wait for older messages until `pending` is 0. The field `resizing` of the topic shows

@@ -57,7 +57,7 @@ def dlq() -> None:
 def list_dead(
     topic: str, wanted: DeadLetterFilter | None, limit: int, cursor: str | None, **filters: Any
 ) -> None:
-    """List dead letters of TOPIC, oldest first in each slot.
+    """List dead letters of TOPIC, oldest first in each slot (part of the topic).
 
     An example of a FILTER is 'error contains "timeout" and age>1h'. docs/dead-letters.md describes
     filters. --json prints NDJSON with complete bodies and tracebacks. Exit code 3 means that a

@@ -65,12 +65,13 @@ class JobAdmin(AdminPart):
             fresh: For a redrive, whether to delete the steps of the messages, as in `redrive`.
 
         Guarantee:
-            A redrive sends each dead letter back once, even if processes that run the job die. A
-            replay sends each acked message once, as a new message with a new id. A cancel counts
-            each message once. A job does not change messages that died, were acked or were accepted
-            after its start. If the history removes messages before a replay reads them, the replay
-            continues. The field `lost_to` of the job is then the time of the last ack among the
-            removed messages. If you pause or stop a job, the remaining messages stay as they are.
+            A redrive sends each matching dead letter back once, even if processes that run the job
+            die. A replay sends each matching message once, as a new message with a new id. A cancel
+            counts each message once. A job does not change messages that died, were acked or were
+            accepted after its start. If the history removes messages before a replay reads them,
+            the replay continues. The field `lost_to` of the job is then the time of the last ack
+            among the removed messages. If you pause or stop a job, the remaining messages stay as
+            they are.
 
         Raises:
             TopicNotFound: The topic does not exist.

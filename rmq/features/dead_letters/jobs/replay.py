@@ -309,7 +309,10 @@ class Replay:
     def _copy_objects(
         self, messages: Sequence[tuple[int, Record]], now_ms: int
     ) -> Flow[dict[int, Reference | None]]:
-        """Copy offloaded bodies. Return the new references by index. A missing object has None."""
+        """Copy offloaded bodies. Return their new references by index.
+
+        A missing object has None instead of a reference.
+        """
         packed = {place: reference_of(fields.codec, fields.body) for place, fields in messages}
         found = {place: Reference.read(each) for place, each in packed.items() if each is not None}
         if not found:

@@ -67,10 +67,11 @@ def peek(
 ) -> None:  # fmt: skip
     """Show messages of TOPIC without receiving them.
 
-    Waiting messages of a slot are in the order of delivery. Messages of different slots have no
-    order. A FILTER searches, for example 'body contains "Smith"'. docs/dead-letters.md describes
-    filters. --json prints NDJSON with complete bodies. Each line has a field `cursor`. To continue
-    after a line, pass this field to --cursor. The field is null on the last line.
+    Waiting messages of a slot (part of the topic) are in the order of delivery. Messages of
+    different slots have no order. A FILTER searches, for example 'body contains "Smith"'.
+    docs/dead-letters.md describes filters. --json prints NDJSON with complete bodies. Each line has
+    a field `cursor`. To continue after a line, pass this field to --cursor. The field is null on
+    the last line.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")

@@ -238,7 +238,7 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
 @click.option("--dry-run", is_flag=True, help="Only check and count; change nothing.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the older messages.")
 def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
-    """Change the number of slots of topic NAME while it is in use.
+    """Change the number of slots (parts) of topic NAME while it is in use.
 
     SLOTS must be a multiple or a divisor of the present number. Stored messages stay in their
     slots, and only new messages go to the new slots. RMQ delivers new messages only after older
