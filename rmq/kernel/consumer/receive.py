@@ -87,7 +87,7 @@ class _Call:
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
-    """Visit slots and sleep until messages arrive or the wait ends."""
+    """Receive from slots, and sleep until messages arrive or the wait ends."""
     call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
     yield from _prepare_visit(state, limit, waits)
     while not (state.interrupted or call.is_over):
