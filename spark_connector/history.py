@@ -135,8 +135,11 @@ class Spans:
 
 
 def stamp_of(topic: rmq.Topic) -> str:
-    """Return the stamp of an open topic. Each time a topic is created, it gets a new stamp."""
-    return topic._context.identity.decode()
+    """Return the stamp of a topic whose history was read.
+
+    Each time a topic is created, it gets a new stamp.
+    """
+    return topic.history._context.identity.decode()
 
 
 def created_again(topic: str) -> HistoryLost:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Never, NoReturn, TypeVar, overload
 
 from rmq.errors import InvalidType
@@ -276,7 +277,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a message from any queue, or None if it is settled or unknown."""
         return await self._run(reading.get(self._context, id))
 
-    @property
+    @cached_property
     def history(self) -> AsyncTopicHistory:
         """The reader of acked messages, if the topic's setting `history` keeps them."""
         return AsyncTopicHistory(self._transport, self._context)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Never
 
 from rmq.client.topic import TopicBase
@@ -157,7 +158,7 @@ class Topic(TopicBase, Schedules):
         """Return a message from any queue, or None if it is settled or unknown."""
         return self._run(reading.get(self._context, id))
 
-    @property
+    @cached_property
     def history(self) -> TopicHistory:
         """The reader of acked messages, if the topic's setting `history` keeps them."""
         return TopicHistory(self._transport, self._context)

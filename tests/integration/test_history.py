@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import redis
 
 import rmq
 from rmq.errors import ConfigurationError, HistoryLost, InvalidValue
@@ -128,6 +129,75 @@ def test_a_large_body_and_messages_of_former_slots_are_read(api: Any, name: str)
     assert sorted(set(read_all(topic)[0])) == ["new", "x" * 20_000]
     assert len(read_all(topic, limit=1)[0]) == 5
     assert read_all(topic, slots=[])[0] == []
+
+
+@both_clients
+def test_a_reader_with_declared_slots_reads_after_a_resize(
+    api: Any, name: str, client: rmq.Client
+) -> None:
+    topic = api.topic(name, slots=1, history=KEEP)
+    topic.send("before")
+    settle(topic, 1)
+    (message,), position, _ = topic.history.read()
+    client.admin.topic_resize(name, 2)
+    basis = next(each for each in "abcdefghij" if client.topic(name).new_id(each).slot == 1)
+    client.topic(name).send("after", slot_basis=basis)
+    settle(client.topic(name), 1)
+
+    assert message.body == "before"
+    assert read_all(topic, after=position)[0] == ["after"]
+    assert read_all(topic, slots=[1])[0] == ["after"]
+    late = api.topic(name, slots=1, history=KEEP)
+    assert sorted(read_all(late)[0]) == ["after", "before"]
+    assert sorted(topic.history.position()) == [0, 1]
+    assert topic.history.state().entries == 2
+    topic.send("a program that runs continues to send")
+    with pytest.raises(rmq.SettingsMismatch):  # the control: a program that starts
+        late.send("is told")
+    with pytest.raises(InvalidValue, match="slot: 2"):
+        late.history.read(slots=[2])
+
+
+@both_clients
+def test_a_page_runs_no_script(api: Any, name: str, raw: redis.Redis) -> None:
+    topic = api.topic(name, slots=2, history=KEEP)
+    topic.send_many([rmq.Outgoing(n) for n in range(6)])
+    settle(topic, 6)
+
+    def scripts() -> int:
+        return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])  # type: ignore[index]
+
+    page = topic.history.read(limit=1)
+    before = scripts()
+    while not page.is_last:
+        page = topic.history.read(after=page.position, limit=1)
+    assert scripts() == before
+    api.topic(name).history.read()
+    assert scripts() == before + 1  # the control: a new reader reads the settings
+
+
+@both_clients
+def test_a_reader_notices_that_its_topic_was_deleted_and_created_again(
+    api: Any, name: str, client: rmq.Client
+) -> None:
+    topic = api.topic(name, slots=2, history=KEEP)
+    topic.send("former")
+    settle(topic, 1)
+    position = topic.history.read().position
+    client.admin.topic_delete(name, force=True)
+
+    with pytest.raises(rmq.TopicNotFound):
+        topic.history.read(after=position)
+    again = client.topic(name, slots=1, history=KEEP)
+    again.send("new")
+    settle(again, 1)
+    assert read_all(topic, after=position)[0] == ["new"]
+    client.admin.topic_delete(name, force=True)
+    client.topic(name, slots=2).open()
+    with pytest.raises(ConfigurationError, match="keeps no history"):
+        topic.history.read()
+    client.admin.topic_set(name, history=KEEP)
+    assert topic.history.read().messages == []
 
 
 @both_clients

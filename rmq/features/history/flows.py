@@ -19,6 +19,7 @@ from rmq.kernel.core.body_limits import CALL_BYTES
 from rmq.kernel.core.codec import Offloaded, reference_of
 from rmq.kernel.core.groups import GROUP_MARK, group_in
 from rmq.kernel.core.ids import MEMBER_SIZE, MessageId
+from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.object_store import Reference
 from rmq.kernel.core.record import Record
 from rmq.kernel.core.score import moment
@@ -213,31 +214,37 @@ def _states(context: TopicContext, indexes: Sequence[int]) -> Flow[dict[int, _Sl
     for at in range(0, len(indexes), SLOTS_AT_ONCE):
         page = indexes[at : at + SLOTS_AT_ONCE]
         states += yield from pipeline([_state_command(context, index) for index in page])
-    if any(state.created is None for state in states):
-        context.forget()
-        raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was read")
     return dict(zip(indexes, states, strict=True))
 
 
 def _open(context: TopicContext, slots: Iterable[int] | None = None) -> Flow[dict[int, _SlotState]]:
-    yield from opening.open(context, create=False)
-    states = yield from _states(context, _indexes(context, slots))
-    if any(state.created != context.created for state in states.values()):  # it was resized
-        context.forget()
-        yield from opening.open(context, create=False)
-        states = yield from _states(context, _indexes(context, slots))
-    if context.settings.history is None and not any(each.newest[0] for each in states.values()):
+    # Read the settings only if they are unknown or old, or if they do not fit to the slots.
+    given = dict.fromkeys(() if slots is None else slots)
+    indexes: Sequence[int] = [check_int(slot, "slot", 0, SLOTS_MAX - 1) for slot in given]
+    for is_last in (False, True):
+        try:
+            yield from opening.ensure_open(context, create=False)
+        except TopicVanished:  # a reader continues in a topic that was created again
+            context.forget()
+            yield from opening.ensure_open(context, create=False)
+        if indexes and not (yield from opening.has_slot(context, max(indexes))):
+            count = len(context.slots)
+            raise InvalidValue(f"slot: {max(indexes)}; topic {context.name!r} has {count} slots")
+        every = range(len(context.slots))
+        states = yield from _states(context, every if slots is None else indexes)
+        has_history = context.settings.history or any(each.newest[0] for each in states.values())
+        if has_history and all(each.created == context.created for each in states.values()):
+            return states
+        if not is_last:
+            context.keep_settings(0)  # another program has resized, changed or deleted the topic
+    if any(each.created is None for each in states.values()):
+        raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was read")
+    if not has_history:
         raise ConfigurationError(
             f"topic {context.name!r} keeps no history; turn it on: rmq topic set {context.name} "
             "--history keep=7d,max_bytes=1GiB"
         )
     return states
-
-
-def _indexes(context: TopicContext, slots: Iterable[int] | None) -> list[int]:
-    if slots is None:
-        return list(range(len(context.slots)))
-    return [check_int(slot, "slot", 0, len(context.slots) - 1) for slot in dict.fromkeys(slots)]
 
 
 def _before(value: Moment, name: str) -> Entry:

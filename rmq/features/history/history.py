@@ -26,7 +26,10 @@ class AsyncTopicHistory:
 
     def __init__(self, transport: AsyncTransport, context: TopicContext) -> None:
         self._run = transport.run
-        self._context = context
+        # A reader needs no settings that the program has declared: after a resize, they differ.
+        self._context = TopicContext(
+            context.prefix, context.name, context.codec, context.sessions, {}
+        )
 
     async def read(
         self,

@@ -24,7 +24,10 @@ class TopicHistory:
 
     def __init__(self, transport: Transport, context: TopicContext) -> None:
         self._run = transport.run
-        self._context = context
+        # A reader needs no settings that the program has declared: after a resize, they differ.
+        self._context = TopicContext(
+            context.prefix, context.name, context.codec, context.sessions, {}
+        )
 
     def read(
         self,
