@@ -46,6 +46,7 @@ PATIENCE_S = 240.0
 ASKS = re.compile(r"(Type the name of the \w+ to continue: )(\S+)$")
 ASKED = Path(__file__).with_name("asked.py")
 DONE = "(the command has ended:"
+LOGGED = re.compile(r"\d{4}-\d\d-\d\dT\S+Z INFO ")  # by a thread, at any time
 NAME = re.compile(r"\b[0-9a-v]{26}\b|\b(?=\w*\d)[0-9a-f]{10}\b|(?<=pid )\d+|(?<=\[)\d+(?=\])")
 ALIKE = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{3})?( UTC|Z)"), "TIME"),
@@ -180,19 +181,22 @@ class Terminal:
                 self.is_running = False
                 assert line == f"{DONE} {self.code})", f"{self.command}\n{self.path.read_text()}"
             else:
-                assert not self.is_shown, f"{self.command}: not on the page: {line}"
+                is_known = not self.is_shown or LOGGED.match(line)
+                assert is_known, f"{self.command}: not on the page: {line}"
 
     def interrupt(self) -> None:
         (child,) = psutil.Process(self.bash.pid).children()
         child.send_signal(signal.SIGINT)
 
     def expect(self, shown: str, skip: bool) -> None:
-        """The next line is this; `skip`: one of the next ones."""
+        """The next line is this; `skip`: one of the next ones. A thread may log before it."""
         self.is_shown = True
         if self.prompt:
             shown, self.prompt = self.prompt + shown, ""
         line = self._next()
-        while skip and not self.names.are(shown, line) and not line.startswith(DONE):
+        while not self.names.are(shown, line) and not line.startswith(DONE):
+            if not skip and not LOGGED.match(line):
+                break
             line = self._next()
         assert self.names.are(shown, line), (
             f"{self.command}:\n{line}\nis not what is shown:\n{shown}"
