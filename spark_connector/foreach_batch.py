@@ -116,7 +116,7 @@ class Stream:
         if available_now and processing_time != "0 seconds":
             raise ConfigurationError("processing_time, available_now: give one of them")
         rows(self._spark, self._options, self._schema, [])  # it raises if a package is missing
-        batches = Batches(self._options, self._schema, checkpoint, function, available_now)
+        batches = ForeachBatch(self._options, self._schema, checkpoint, function, available_now)
         writer = (
             self._spark.readStream.format("rate-micro-batch")
             .option("rowsPerBatch", 1)
@@ -202,7 +202,7 @@ class Reader(RmqStreamReader):
         self._owner = f"{query_lease.owner(os.getpid())}:{next(_runs)}"
 
 
-class Batches:
+class ForeachBatch:
     """The function that Spark calls for each batch of its `rate-micro-batch` source."""
 
     def __init__(

@@ -53,7 +53,7 @@ class Plans(foreach_batch.Plans):
             die_at("planned")
 
 
-class Batches(foreach_batch.Batches):
+class ForeachBatch(foreach_batch.ForeachBatch):
     """Dies when Spark calls it for the batch after the first one."""
 
     def __call__(self, tick: DataFrame, batch: int) -> None:
@@ -67,7 +67,7 @@ def main(url: str, topic: str, directory: str, point: str, name: str) -> None:
     os.environ.update({GROUP: str(os.getpgid(0)), POINT: point}, **environment())
     spark = session("local[2]")
     foreach_batch.Reader, foreach_batch.Plans = Reader, Plans  # type: ignore[misc]
-    foreach_batch.Batches = Batches  # type: ignore[misc]
+    foreach_batch.ForeachBatch = ForeachBatch  # type: ignore[misc]
     out = Path(directory)
 
     @functions.udf("string")
