@@ -40,7 +40,14 @@ def test_each_message_ends_once_as_succeeded_or_cancelled_whatever_dies(
     ],
 )
 def test_broken_scripts_are_found(name: str, tmp_path: Path, broken: str, what: str) -> None:
-    with opened("one") as place:
-        found = Storm(place, tmp_path, name, random.Random(1), broken, others=False).run()
-
-    assert any(what in each for each in found.wrong), found
+    # On a busy machine, a storm may end before an ack meets a request.
+    wrong: list[str] = []
+    for seed in (1, 2, 3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        with opened("one") as place:
+            storm = Storm(place, folder, f"{name}{seed}", random.Random(seed), broken, others=False)
+            wrong += storm.run().wrong
+        if any(what in each for each in wrong):
+            return
+    pytest.fail(f"not found: {what}; found: {wrong}")
