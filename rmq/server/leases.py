@@ -142,7 +142,7 @@ def leases_of(messages: list[Message], now_ms: int, runs: Mapping[str, Run]) -> 
     Args:
         messages: The messages.
         now_ms: Time of Redis' clock, in epoch ms.
-        runs: What workers have reported about messages, by message id.
+        runs: What workers have reported about each message. The key is the message id.
     """
     of_lease: dict[tuple[int, int], WorkerStatus] = {}
     for message in messages:

@@ -273,7 +273,10 @@ class Inbox:
                 return
 
     def _wait_for_room(self, source: Source) -> int:
-        """Wait until the channel accepts messages. Return how many it accepts, or 0 at the end."""
+        """Wait until the channel accepts messages. Return how many messages it accepts.
+
+        When the inbox is closed, return 0.
+        """
         with self._changed:
             gathers = self._gathers_acks
             while not self._closing.is_set():

@@ -163,7 +163,7 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Return where the message of each stub is, or None if its topic cannot be read."""
+        """Find the queue of each stub's message. The result is None if a topic cannot be read."""
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
         for stub in due:

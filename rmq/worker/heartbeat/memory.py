@@ -104,7 +104,10 @@ class SharedMemory:
         self.words[self.leases_at + lease_index * LEASE_WORDS + 2] = number
 
     def count_requests(self, lease_index: int) -> None:
-        """Record that the heartbeat has found messages of a slot that must be cancelled."""
+        """Record that the heartbeat has found messages that must be cancelled.
+
+        The messages belong to one slot (part of the topic).
+        """
         self.words[self.leases_at + lease_index * LEASE_WORDS + 3] += 1
 
     def requests(self, lease_index: int) -> int:
