@@ -82,9 +82,9 @@ class ChannelSubscription(Subscription):
 
     def wake(self) -> None:
         """End the current or the next wait on this subscription."""
-        waiting = getattr(self.connection, "waiting", None)
-        if waiting is not None:
-            waiting.wake()
+        reader = getattr(self.connection, "reader", None)
+        if reader is not None:
+            reader.wake()
 
 
 def receive_flow(subscription: ChannelSubscription, seconds: float) -> Flow[list[Published]]:
@@ -96,12 +96,12 @@ def receive_flow(subscription: ChannelSubscription, seconds: float) -> Flow[list
     try:
         while not subscription.news and not subscription.is_closed:
             left_s = max(0.0, until - time.monotonic())
-            is_heard = subscription.connection is None or subscription.is_heard
+            is_heard = subscription.connection is None or subscription.is_active
             yield AwaitSignal(subscription, left_s if is_heard else min(left_s, POLL_S))
             if time.monotonic() >= until:
                 break
-        if subscription.is_closed and subscription.is_heard:
-            subscription.is_deaf = True  # the next wait closes the connection
+        if subscription.is_closed and subscription.is_active:
+            subscription.must_reconnect = True  # the next wait closes the connection
             yield AwaitSignal(subscription, 0.0)
     finally:
         subscription.is_receiving = False
@@ -137,7 +137,7 @@ class AsyncSharedSubscription:
 
         The value is False if this Redis user may not use the channels.
         """
-        return self._subscription.is_heard
+        return self._subscription.is_active
 
     async def receive(self, wait: Duration = 0) -> list[Published]:
         """Wait for published data, and return the data in the order in which it arrived.

@@ -39,7 +39,7 @@ class SharedSubscription:
 
         The value is False if this Redis user may not use the channels.
         """
-        return self._subscription.is_heard
+        return self._subscription.is_active
 
     def receive(self, wait: Duration = 0) -> list[Published]:
         """Wait for published data, and return the data in the order in which it arrived.

@@ -22,7 +22,7 @@ import pytest
 import rmq
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.cluster.joined_replies import is_away
+from rmq.kernel.transport.cluster.joined_replies import is_unreachable
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
 
 SLOTS = 12
@@ -122,7 +122,7 @@ class Patient(Sync):
     def tune(self, client: rmq.Client) -> None:
         def wait_instead(tasks: list[Any], _: object) -> bool:
             # A slot that has moved is an error, too: it is asked for elsewhere, and nobody waits.
-            if any(task.fails_fast and task.error and is_away(task.error) for task in tasks):
+            if any(task.fails_fast and task.error and is_unreachable(task.error) for task in tasks):
                 self.waits.set()
             return False
 

@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.kernel.consumer import scripts
 from rmq.kernel.topic.slot_choice import slot_of
-from rmq.kernel.transport.flow.steps import LOOKS, POLL_S
+from rmq.kernel.transport.flow.steps import POLL_S, SLOTS_PER_POLL
 from rmq.kernel.transport.single.blocking import Listener
 from tests.clusters import Cluster
 from tests.conftest import Server
@@ -81,7 +81,7 @@ def test_an_idle_consumer_of_a_cluster_looks_at_few_slots(
 ) -> None:
     idle(cluster.url, name, looks, SLOTS)
 
-    assert 0 < looks.a_second() <= 1.3 * LOOKS / POLL_S
+    assert 0 < looks.a_second() <= 1.3 * SLOTS_PER_POLL / POLL_S
 
 
 @pytest.mark.parametrize("idle", KINDS)
@@ -94,8 +94,8 @@ def test_without_a_subscription_it_looks_at_all_of_them(
 ) -> None:
     """The control of the test above: signals that nobody hears are not trusted."""
     unheard = property(lambda self: False)
-    monkeypatch.setattr("rmq.kernel.transport.flow.steps.Subscription.is_heard", unheard)
-    monkeypatch.setattr("rmq.kernel.transport.single.blocking.Listener.is_heard", unheard)
+    monkeypatch.setattr("rmq.kernel.transport.flow.steps.Subscription.is_active", unheard)
+    monkeypatch.setattr("rmq.kernel.transport.single.blocking.Listener.is_active", unheard)
 
     idle(cluster.url, name, looks, SLOTS)
 
@@ -107,7 +107,7 @@ def test_an_idle_consumer_of_1024_slots_looks_at_few_on_one_server(
 ) -> None:
     idle_blocking(server.url, name, looks, 1024)
 
-    assert 0 < looks.a_second() <= 1.3 * LOOKS / POLL_S
+    assert 0 < looks.a_second() <= 1.3 * SLOTS_PER_POLL / POLL_S
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def lost_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Listener, "wait", lambda self, seconds: wait(self, seconds)[:0])
 
 
-BOUND_S = 2 * SLOTS / LOOKS * POLL_S + 2  # the turn of each slot comes twice in this time
+BOUND_S = 2 * SLOTS / SLOTS_PER_POLL * POLL_S + 2  # the turn of each slot comes twice in this time
 
 
 Scene = Callable[[Any, Any], None]  # gets a topic and receive(wait), which gives bodies and acks

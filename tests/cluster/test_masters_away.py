@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.core.callers import FEW
+from rmq.kernel.core.callers import UNSHARED_CALLS_MAX
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.cluster.node_pools import NodePools
@@ -40,11 +40,12 @@ def lost_in_a_pause(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
         master = cluster.master_of(SlotKeys("rmq", name, 0).slot)
         part = NodeExchange(("127.0.0.1", master.port), b"", 0)
         # A new connection would be asked. More threads would share a call.
-        taken = [pool._pool_of(part).take() for _ in range(FEW)]
+        taken = [pool._pool_of(part).take() for _ in range(UNSHARED_CALLS_MAX)]
         for one in taken:
             pool._pool_of(part).read(one, 0)
         senders = [
-            threading.Thread(target=lambda n=n: results.put(topic.send(n))) for n in range(FEW)
+            threading.Thread(target=lambda n=n: results.put(topic.send(n)))
+            for n in range(UNSHARED_CALLS_MAX)
         ]
         monkeypatch.setattr(NodePools, "_send", noting_send)
         master.signal(signal.SIGSTOP)

@@ -32,7 +32,7 @@ from tests.faults.storm import END_S, Played, insist
 from tests.forkserver import Forked
 
 PLAY_S = 1.5
-THREADS = 6  # beside the main thread; with more than FEW at once, calls are shared
+THREADS = 6  # beside the main thread; with more than UNSHARED_CALLS_MAX at once, calls are shared
 LEASE_S = 600.0  # a delivery that an interruption took from its caller is rolled back
 BATCH = 20
 FREE_S, LEFT_S = 1.0, 5.0  # how long places may take, and the messages that are left

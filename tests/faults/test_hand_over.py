@@ -19,7 +19,7 @@ from rmq.kernel.consumer import hand_over, receive
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.transport.flow.steps import AwaitSignal, Command, Flow, Step
 from rmq.kernel.transport.lua import script_loader
-from rmq.kernel.transport.single.blocking import Doorbell
+from rmq.kernel.transport.single.blocking import InterruptibleReader
 from tests.faults.child import running, wait_for_lines
 from tests.forkserver import Forked
 from tests.integration.driven import connect
@@ -197,7 +197,7 @@ def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
         while len(handed_over(state)) < 3:
             run(_once(AwaitSignal(state.subscription, PATIENCE_S)))
         state.subscription.payloads = handed_over(state)[:heard]  # the connection died
-        state.subscription.is_deaf = state.credits.in_doubt = True
+        state.subscription.must_reconnect = state.credits.in_doubt = True
 
         given = run(receive.receive_handed_over(state))
         state.ready_at = [0.0]
@@ -241,16 +241,16 @@ def test_what_was_handed_over_to_a_workers_connection_that_died_comes_soon(
     topic.open()
     ran: list[tuple[str, int]] = []
     dies = threading.Event()
-    read = Doorbell.read
+    read = InterruptibleReader.read
 
-    def read_unless_it_dies(self: Doorbell, seconds: float) -> Any:
+    def read_unless_it_dies(self: InterruptibleReader, seconds: float) -> Any:
         reply = read(self, seconds)
         if dies.is_set() and isinstance(reply, list) and b"last" in reply[2]:
             dies.clear()
             raise redis.ConnectionError("cut")
         return reply
 
-    monkeypatch.setattr(Doorbell, "read", read_unless_it_dies)
+    monkeypatch.setattr(InterruptibleReader, "read", read_unless_it_dies)
 
     @topic.handler()
     def note(delivery: rmq.Delivery) -> None:
@@ -290,10 +290,10 @@ def check_that_a_lost_hand_over_is_recovered(topic: rmq.Topic, client: rmq.Clien
 
         assert look() == []
         assert not state.credits.in_doubt  # it may just be on its way
-        time.sleep(hand_over.DEAF_S + 0.1)
+        time.sleep(hand_over.OFFER_TIMEOUT_S + 0.1)
         given = look() or look()
 
-        assert state.subscription.is_deaf  # and is made anew
+        assert state.subscription.must_reconnect  # and is made anew
         assert [len(batch.ids) for _, batch in given] == [1]
         assert not any(batch.lefts for _, batch in given)  # it costs no retry
         assert client.admin.stats(topic.name)["in_flight"] == 1
@@ -337,7 +337,7 @@ def check_that_a_repeated_take_forgets_nothing(
             topic.send({"n": number})
         topic.send({"n": "later"}, delay=0.2)
 
-        given = _go_on(flow, run, run(_once(take.again())))
+        given = _go_on(flow, run, run(_once(take.as_repeat())))
         until = time.monotonic() + patience_s
         while sum(len(batch.ids) for _, batch in given) <= sent and time.monotonic() < until:
             state.ready_at = [0.0]

@@ -235,7 +235,7 @@ class Watched:
         self.outcomes = []
         permit, started = self.sends.permits.acquire(), time.monotonic()
         assert permit is not None
-        self.sends._crowd = 9
+        self.sends._recent_callers = 9
         over = threading.Event()
         others = [threading.Thread(target=self._send_beside) for _ in range(2)]
 
@@ -346,7 +346,7 @@ def test_a_send_of_a_signal_handler_does_not_wait_for_its_own_thread(
     def handle(*_: object) -> None:
         nonlocal took
         began = time.monotonic()
-        watched.sends._crowd = 9  # a send that comes beside another waits to share a call
+        watched.sends._recent_callers = 9  # a send that comes beside another waits to share a call
         watched.topic.send(next(sent))
         took = max(took, time.monotonic() - began)
 

@@ -150,7 +150,7 @@ def test_what_a_crash_leaves_does_not_block_a_start(home: Path) -> None:
 
 
 def test_a_lock_without_a_server_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_PATIENCE", 0.6)
+    monkeypatch.setattr(embedded, "_ANSWER_TIMEOUT_S", 0.6)
     home.mkdir()
     with (home / "rmq.lock").open("w") as lock:
         json.dump({"owner": 4711, "server": 4712, "socket": 5}, lock)

@@ -15,7 +15,7 @@ import pytest
 import redis.asyncio as aredis
 
 import rmq
-from rmq.kernel.core.callers import FEW
+from rmq.kernel.core.callers import UNSHARED_CALLS_MAX
 from rmq.kernel.transport.flow import coalescing
 from tests.integration.crowd import MANY, Crowd
 from tests.property.driver import Driver
@@ -41,7 +41,7 @@ def test_a_cancelled_send_does_not_end_those_that_share_its_call(ours: Server, n
     assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
     assert all(isinstance(result, rmq.SendResult) for result in results[1::2])
     assert set(bodies) >= set(range(1, MANY, 2))
-    waiting = set(range(FEW, MANY, 2)) - set(noted)
+    waiting = set(range(UNSHARED_CALLS_MAX, MANY, 2)) - set(noted)
     assert waiting
     assert not waiting & set(bodies)  # what was cancelled while it waited was not sent
 
@@ -62,7 +62,7 @@ def test_an_interrupted_call_leaves_nobody_without_an_answer(
 
     def interrupted(command: Any) -> Any:
         value = inner(command)
-        if next(count) == FEW:  # the first that is shared
+        if next(count) == UNSHARED_CALLS_MAX:  # the first that is shared
             raise interruption
         return value
 
@@ -125,7 +125,7 @@ def test_a_signal_handler_sends_in_the_midst_of_a_send(ours: Server, name: str) 
 
     before = signal.signal(signal.SIGUSR1, handler)
     coalescer = topic._context.sends[None]
-    turns = [coalescer.begin() for _ in range(FEW - 1)]  # others are on their way
+    turns = [coalescer.begin() for _ in range(UNSHARED_CALLS_MAX - 1)]  # others are on their way
     try:
         transport._command = signalled
         began = time.monotonic()
@@ -145,7 +145,7 @@ def test_a_forked_child_waits_for_no_call_of_its_parent(ours: Server, name: str)
         topic = client.topic(name)
         topic.send("parent")
         coalescer = topic._context.sends[None]
-        turns = [coalescer.begin() for _ in range(FEW)]  # threads are sending
+        turns = [coalescer.begin() for _ in range(UNSHARED_CALLS_MAX)]  # threads are sending
         child = os.fork()
         if not child:
             began = time.monotonic()

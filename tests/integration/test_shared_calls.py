@@ -15,7 +15,7 @@ import pytest
 
 import rmq
 from rmq.features.schedules.flows import encoded
-from rmq.kernel.core.callers import FEW
+from rmq.kernel.core.callers import UNSHARED_CALLS_MAX
 from rmq.kernel.core.settings import Replicated
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.producer.encode import encode
@@ -38,7 +38,7 @@ def sent_in_a_cut(crowd: Crowd, server: Server, name: str, **options: Any) -> li
     """Send many at once, and lose two replies to shared calls; what each caller was told."""
     with behind_a_proxy(crowd, server, name, **options) as (proxy, cut, topic):
         cut.do(topic.send("first"))
-        proxy.cut("send", skip=FEW, times=2)
+        proxy.cut("send", skip=UNSHARED_CALLS_MAX, times=2)
         results = cut.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
         assert proxy.fired == 2
     return results
@@ -535,7 +535,7 @@ def test_acks_whose_reply_is_lost_succeed_when_repeated(
 ) -> None:
     with behind_a_proxy(crowd, ours, name, retry_for=0) as (proxy, cut, topic):
         consumer, got = taken(cut, topic)
-        proxy.cut("ack", skip=FEW, times=2)
+        proxy.cut("ack", skip=UNSHARED_CALLS_MAX, times=2)
 
         results = cut.at_once(*[one.ack for one in got])
         unknown = [one for one, r in zip(got, results, strict=True) if r is not None]

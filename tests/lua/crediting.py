@@ -51,14 +51,16 @@ class Sleeper:
         limit: int = 1,
         lease_ms: int = 30_000,
         hand_overs: int = 1,
-        is_heard: bool = False,
+        is_confirmed: bool = False,
         **options: Any,
     ) -> scripts.Batch:
         """Prepare, and leave a credit if there is nothing."""
         self.number += 1
         self.sessions = [self.box.session() for _ in range(hand_overs)]
         self.session = self.sessions[0]
-        offer: Any = Offer(self.number, self.channel, is_heard=is_heard, sessions=self.sessions[1:])
+        offer: Any = Offer(
+            self.number, self.channel, is_confirmed=is_confirmed, sessions=self.sessions[1:]
+        )
         self.number += hand_overs - 1
         return self.box.prepare(limit, lease_ms, self.session, waits=offer, **options)
 

@@ -45,7 +45,7 @@ def test_a_consumer_that_finds_nothing_leaves_a_credit(box, sleeper):
 def test_one_that_has_heard_a_probe_leaves_a_credit_without_another(box, sleeper):
     before = box.state()
 
-    assert sleeper.offer(is_heard=True).credit.stands
+    assert sleeper.offer(is_confirmed=True).credit.stands
 
     until, call = box.clock.now_ms + KEPT_MS, sleeper.session.call.decode()
     assert box.changed(before) == {
@@ -66,20 +66,20 @@ def test_a_consumer_that_finds_messages_leaves_none(box, sleeper):
     assert sleeper.heard() == []
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize("is_confirmed", [False, True])
 @pytest.mark.parametrize("listeners", [0, 2])
-def test_a_probe_that_is_not_heard_once_leaves_no_credit(box, sleeper, listeners, is_heard):
-    check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_heard)
+def test_a_probe_that_is_not_heard_once_leaves_no_credit(box, sleeper, listeners, is_confirmed):
+    check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_confirmed)
 
 
-def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_heard=False):
+def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_confirmed=False):
     if listeners == 0:
         sleeper = Sleeper(box, "deaf", deaf=True, is_sharded=sleeper.is_sharded)
     else:
         other = Sleeper(box, is_sharded=sleeper.is_sharded)
         assert other.channel == sleeper.channel
 
-    batch = sleeper.offer(is_heard=is_heard)
+    batch = sleeper.offer(is_confirmed=is_confirmed)
 
     assert not batch.credit.stands
     assert credits_of(box) == []
@@ -252,7 +252,7 @@ def check_that_a_repeated_call_leaves_no_credit(box, sleeper, used):
     further = sleeper.sessions[1:]
     repeat = scripts.prepare(
         box.keys, sleeper.session, 9, 30_000, Offer(number, sleeper.channel, sessions=further)
-    ).again()
+    ).as_repeat()
 
     batch = box.run(repeat)
 
@@ -377,7 +377,7 @@ def test_slots_get_credits_where_none_of_them_has_work(make_box):
     for index, session in enumerate(sessions):
         assert box.state(index)["slot"]["credits"].endswith(f" 4 30000 {session.call.decode()};")
 
-    repeat = scripts.next_ready_or_credit(box.handle.slots, offer, 4, 30_000, sessions).again()
+    repeat = scripts.next_ready_or_credit(box.handle.slots, offer, 4, 30_000, sessions).as_repeat()
     assert box.run(repeat)[1] == [CreditState(left=1, is_repeat=True)] * 3
     assert all("credits" not in box.state(index)["slot"] for index in range(3))
     assert box.run(repeat)[1] == [CreditState(is_repeat=True)] * 3
@@ -488,12 +488,12 @@ def test_a_server_without_shard_channels_keeps_no_credit_for_one(box):
     assert credits_of(box) == []
 
 
-@pytest.mark.parametrize("is_heard", [False, True])
-def test_credits_are_kept_while_redis_is_at_maxmemory(tight, is_heard):
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_credits_are_kept_while_redis_is_at_maxmemory(tight, is_confirmed):
     sleeper = Sleeper(tight)
     tight.redis.config_set("maxmemory", 1)
 
-    assert sleeper.offer(is_heard=is_heard).credit.stands
+    assert sleeper.offer(is_confirmed=is_confirmed).credit.stands
     assert tight.counter("waiting") == tight.clock.now_ms + NOTED_MS
     tight.clock.advance(16)
     assert sleeper.renew().credit.stands

@@ -249,7 +249,7 @@ def test_a_hand_over_that_nobody_heard_is_the_answer_to_the_call_that_left_the_c
     sent = box.send(2)
     before = box.state()
 
-    command = scripts.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).again()
+    command = scripts.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).as_repeat()
     batch = box.run(command)
 
     assert batch.ids == sent
@@ -262,7 +262,7 @@ def test_the_call_of_a_credit_that_nobody_used_takes_what_there_is(box, sleepers
     sleepers[0].withdraw()
     sent = box.one()
 
-    batch = box.run(scripts.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).again())
+    batch = box.run(scripts.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).as_repeat())
 
     assert batch.ids == [sent]
 

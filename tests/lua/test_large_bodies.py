@@ -68,7 +68,7 @@ def test_take_of_one_and_the_same_take_again_say_so_too(box):
     session = box.session()
     take = consumer_scripts.prepare(box.keys, session, 1, 30_000, False)
 
-    first, again = box.run(take), box.run(take.again())
+    first, again = box.run(take), box.run(take.as_repeat())
 
     assert first.records == again.records == [large_record(1)]
     assert first.any_large

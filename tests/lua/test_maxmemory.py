@@ -180,7 +180,7 @@ def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
     taken = []
     for _ in range(10):
         take = consumer_scripts.prepare(box.keys, box.session(), 1, 30_000, waits)
-        batch = box.run(take.again() if repeated else take)
+        batch = box.run(take.as_repeat() if repeated else take)
         taken += batch.ids
 
     assert set(taken) == {full.waiting, full.due, full.retry, full.lapsed.id}

@@ -289,7 +289,7 @@ def test_message_without_a_readable_record_is_taken_with_an_empty_one(box, kept)
 
     assert batch.ids == [first, broken, last]
     assert [bool(entry) for entry in batch.records] == [True, False, True]
-    again = box.run(command(box, session, limit=3).again())
+    again = box.run(command(box, session, limit=3).as_repeat())
     assert (again.ids, again.records) == (batch.ids, batch.records)
 
 
@@ -369,9 +369,9 @@ def test_a_repeated_call_that_found_nothing_keeps_its_earlier_copy_from_taking(b
     session = box.session()
     stuck = command(box, session)
 
-    assert box.run(stuck.again()).ids == []
+    assert box.run(stuck.as_repeat()).ids == []
     after = box.state()
-    assert box.run(stuck.again()).ids == []
+    assert box.run(stuck.as_repeat()).ids == []
     assert box.state() == after
     box.send(2)
     waiting = box.state()

@@ -147,7 +147,7 @@ def test_repeated_take_that_found_nothing_is_remembered_in_a_pause(box):
     session = box.session()
     command = scripts.prepare(box.keys, session, 1, 30_000, False)
 
-    assert box.run(command.again()).ids == []
+    assert box.run(command.as_repeat()).ids == []
     give(box, 2, None)
 
     assert box.run(command).ids == [], "the earlier copy comes late"

@@ -186,7 +186,7 @@ class RealSlot:
         command = scripts.prepare(
             box.keys, session, 2 if is_worker else 1, self.lease_ms, waits, shared=shared
         )
-        batch = box.run(command.again() if call.again else command)
+        batch = box.run(command.as_repeat() if call.again else command)
         return tuple(
             (self.ids.index(id), batch.first_delivery + place)
             for place, id in enumerate(batch.ids)

@@ -34,7 +34,7 @@ from rmq.kernel.core.score import lane_of, lane_range
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scripts
 from rmq.kernel.topic.overview import TopicOverview
-from rmq.kernel.transport.flow.steps import Flow, Pipeline, RawCommand, is_master_away
+from rmq.kernel.transport.flow.steps import Flow, Pipeline, RawCommand, is_master_down
 
 CHANNELS = 1000  # maximum number of channels in one command
 BIG_MEMBERS = 1_000_000  # a slot with more messages is reported
@@ -63,12 +63,12 @@ GROUPS_LOOKED = 5000
 def readable(look: Look) -> Flow[list[Sight]]:
     """Find topics that cannot be read."""
     topics = yield from look.all_topics()
-    away = [topic.name for topic in topics if is_master_away(topic.error)]
+    away = [topic.name for topic in topics if is_master_down(topic.error)]
     broken = as_one(
         [
             of_topic(topic.name, "error", str(topic.error), _fix(topic))
             for topic in topics
-            if topic.error is not None and not is_master_away(topic.error)
+            if topic.error is not None and not is_master_down(topic.error)
         ]
     )
     if away:

@@ -124,9 +124,9 @@ class JointQueries:
             self._listener.has_missed = False
             for flows in self._topics.values():
                 flows.known.ready_at = []
-        self._look(topics, self._listener.is_heard)
+        self._look(topics, self._listener.is_active)
 
-    def _look(self, topics: Sequence[QueryFlows], is_heard: bool) -> None:
+    def _look(self, topics: Sequence[QueryFlows], is_active: bool) -> None:
         """Mark a few slots for a check every LOOK_S seconds, because a wake-up can get lost.
 
         In ROUND_S seconds, the method marks each slot once. If no wake-ups arrive, it marks all
@@ -135,10 +135,10 @@ class JointQueries:
         now = time.monotonic()
         if now < self._look_at:
             return
-        pause_s = LOOK_S if is_heard else POLL_S
+        pause_s = LOOK_S if is_active else POLL_S
         self._look_at = now + pause_s
         every = [(flows.known, n) for flows in topics for n in range(len(flows.known.ready_at))]
-        count = math.ceil(len(every) * LOOK_S / ROUND_S) if is_heard else len(every)
+        count = math.ceil(len(every) * LOOK_S / ROUND_S) if is_active else len(every)
         for _ in range(count):
             self._turn = (self._turn + 1) % len(every)
             known, index = every[self._turn]

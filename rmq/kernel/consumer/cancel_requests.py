@@ -15,7 +15,7 @@ from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,
     Pipeline,
-    is_master_away,
+    is_master_down,
     raise_first_error,
 )
 from rmq.kernel.transport.lua.script_loader import plain
@@ -65,15 +65,15 @@ def find_requested(
     ]
     calls = [_read_requests(slot, page) for slot, page in pages]
     replies = (yield Pipeline(calls)) if calls else []
-    raise_first_error([reply for reply in replies if not is_master_away(reply)])
+    raise_first_error([reply for reply in replies if not is_master_down(reply)])
     found = [
         delivery
         for (_, page), reply in zip(pages, replies, strict=True)
-        if not is_master_away(reply)
+        if not is_master_down(reply)
         for delivery, request in zip(page, reply, strict=True)
         if request is not None and _is_for(delivery, request)
     ]
-    return found, not any(map(is_master_away, replies))
+    return found, not any(map(is_master_down, replies))
 
 
 def _read_requests(slot: bytes, page: Iterable[InnerDelivery]) -> Command[list[bytes | None]]:

@@ -48,7 +48,7 @@ SLOTS_MAX = 64
 IDLE_S, LONG_S = 30.0, 25.0
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call if it is not used
 COLLECT_S = 1.0  # longest wait for hand-overs that were made but have not arrived
-DEAF_S = 0.5  # a connection that does not receive an offer within this time is given up
+OFFER_TIMEOUT_S = 0.5  # a connection that does not receive an offer within this time is given up
 
 SlotBatch = tuple[SlotKeys, Batch]
 
@@ -132,22 +132,22 @@ class Credits:
             awaited = {(n, number) for n, credit in self.standing.items() for number in credit}
             self._made = {made: at for made, at in self._made.items() if made in awaited}
             since = [*self._made.values()]
-            if subscription.heard < self._offered:
+            if subscription.last_number < self._offered:
                 since.append(self._offered_at)
-            if since and now > min(since) + DEAF_S:
-                self.in_doubt = subscription.is_deaf = True
+            if since and now > min(since) + OFFER_TIMEOUT_S:
+                self.in_doubt = subscription.must_reconnect = True
             return Offer(0, self.channel)
         if not self.is_possible(state):
             return None
         further = [state.context.sessions.take() for _ in range(min(self.hand_overs, limit) - 1)]
-        number, is_heard = self.next_number(1 + len(further)), subscription.heard > 0
-        self._offered, self._offered_at = 0 if is_heard else number, now
+        number, is_confirmed = self.next_number(1 + len(further)), subscription.last_number > 0
+        self._offered, self._offered_at = 0 if is_confirmed else number, now
         self.channel = subscription.own_channel
         self.standing = {
             slot: dict(enumerate((session, *further), number))
             for slot, session in zip(slots, sessions, strict=True)
         }
-        return Offer(number, self.channel, is_heard=is_heard, sessions=further)
+        return Offer(number, self.channel, is_confirmed=is_confirmed, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
         """Return whether hand-overs can reach the consumer, and are worth their cost."""
@@ -155,7 +155,7 @@ class Credits:
         is_idle = now >= self.used_at + IDLE_S
         return (
             subscription.connection is not None
-            and not subscription.is_deaf
+            and not subscription.must_reconnect
             and subscription.own_channel != b""
             and len(state.context.slots) <= (1 if subscription.is_sharded else SLOTS_MAX)
             and (state.lease_ms or 0) >= LEASE_MIN_MS
@@ -214,7 +214,7 @@ def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     """Return the hand-overs that have arrived for valid credits.
 
-    A payload that is a number is stored in the subscription's attribute `heard`. A payload is
+    A payload that is a number is stored in the subscription's attribute `last_number`. A payload is
     ignored if it is malformed, or if a repeated call has already returned its messages. If this
     process has paused for long, the leases of a hand-over may have ended. Such a hand-over is
     released.
@@ -225,7 +225,7 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     batches: list[SlotBatch] = []
     for payload in payloads:
         if payload.isdigit():
-            subscription.heard = int(payload)
+            subscription.last_number = int(payload)
             continue
         handed = scripts.read_hand_over(payload, state.context.slots)
         if handed is not None and credits.end(state, handed.slot, handed.number):
@@ -259,13 +259,13 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     for keys, unused in zip(slots, found, strict=True):
         credits.remove(state, keys.index, unused)
     batches: list[SlotBatch] = []
-    hears = listeners and subscription.own_channel == channel and not subscription.is_deaf
+    hears = listeners and subscription.own_channel == channel and not subscription.must_reconnect
     until = time.monotonic() + COLLECT_S
     try:
-        while hears and credits.standing and subscription.heard < number:
+        while hears and credits.standing and subscription.last_number < number:
             left_s = until - time.monotonic()
             if subscription.connection is None or left_s <= 0:
-                subscription.is_deaf = True
+                subscription.must_reconnect = True
                 break
             state.note_signals((yield AwaitSignal(subscription, left_s)))
             batches += read_hand_overs(state)

@@ -5,8 +5,8 @@ the slot will have work again. The consumer sleeps until then, and listens to th
 the topic.
 
 A wake-up can get lost, because Pub/Sub does not guarantee delivery. So the consumer also checks its
-slots every POLL_S seconds. If the topic has more than LOOKS slots, each check of a subscribed
-consumer covers only the next LOOKS slots.
+slots every POLL_S seconds. If the topic has more than SLOTS_PER_POLL slots, each check of a
+subscribed consumer covers only the next SLOTS_PER_POLL slots.
 
 While the consumer sleeps, a send may deliver a message to it directly. The module `hand_over`
 describes this.
@@ -40,7 +40,7 @@ from rmq.kernel.transport.flow.steps import (
     Flow,
     InBackground,
     Sleep,
-    is_master_away,
+    is_master_down,
 )
 
 CHECK_S = 0.05  # time between two checks of the other slots, in a busy consumer
@@ -135,8 +135,8 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
         Messages that were handed over while the consumer slept.
     """
     state, now = call.state, time.monotonic()
-    if state.away_slots and (now >= call.until or call.until == NEVER):
-        state.away_slots.raise_overdue()
+    if state.unreachable_slots and (now >= call.until or call.until == NEVER):
+        state.unreachable_slots.raise_overdue()
         if now >= call.until:
             yield from _wait_for_masters(call, now)
             return []
@@ -234,7 +234,7 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     state.credits.in_doubt = False
     batches = yield from _visit_slots(state, limit, waits=True)
     if not batches:
-        state.away_slots.raise_overdue()
+        state.unreachable_slots.raise_overdue()
     return batches
 
 
@@ -333,7 +333,7 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         try:
             waits_us = yield from next_ready([slots[index] for index in checked], waits, True)
         except StorageError as error:
-            if not is_master_away(error):
+            if not is_master_down(error):
                 raise
             waits_us = [0] * len(checked)  # 0: visit the slots now
     else:
@@ -348,7 +348,7 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     for index, wait_us in zip(checked, waits_us, strict=True):
         state.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
     state.busy_slots.difference_update(checked)
-    state.away_slots.delay(state.ready_at)
+    state.unreachable_slots.delay(state.ready_at)
 
 
 def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
@@ -369,14 +369,14 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
             state.first_slot = index + 1
             try:
                 limit -= yield from _visit_slot(state, slots[index], limit, waits, batches)
-                if index in state.away_slots.since:
-                    state.away_slots.end(index)
+                if index in state.unreachable_slots.since:
+                    state.unreachable_slots.end(index)
             except StorageError as error:
-                if not state.away_slots.note(index, error):
+                if not state.unreachable_slots.note(index, error):
                     raise
-                state.away_slots.delay(ready_at)
+                state.unreachable_slots.delay(ready_at)
                 if state.unanswered is not None:  # the call for this slot
-                    state.away_slots.calls[index], state.unanswered = state.unanswered, None
+                    state.unreachable_slots.calls[index], state.unanswered = state.unanswered, None
             if limit <= 0 or (batches and state.ordered):
                 break
     except RMQError:
@@ -392,7 +392,7 @@ def _visit_slot(
     state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
     """Lease messages of one slot, and roll back expired leases. Return the number of messages."""
-    state.unanswered = state.away_slots.calls.pop(keys.index, None)
+    state.unanswered = state.unreachable_slots.calls.pop(keys.index, None)
     if state.unanswered is not None:
         yield from _repeat_prepare(state, state.unanswered)
         # Release the messages now, because this slot may not be visited again.
@@ -438,7 +438,7 @@ def _run_prepare(state: ReceiveState, call: PrepareCall) -> Flow[Batch]:
     is_first = state.unanswered is None
     state.unanswered = call
     try:
-        batch: Batch = yield (call.command if is_first else call.command.again())
+        batch: Batch = yield (call.command if is_first else call.command.as_repeat())
     except RMQError as error:
         if not isinstance(error, OutcomeUnknown) and (
             is_first or not isinstance(error, Unavailable)
@@ -555,8 +555,8 @@ def hand_back_all(state: ReceiveState) -> Flow[None]:
     Then report the lateness of messages for the last time.
     """
     yield from hand_back(state)
-    state.unconfirmed_offers += state.away_slots.calls.values()
-    state.away_slots.calls.clear()
+    state.unconfirmed_offers += state.unreachable_slots.calls.values()
+    state.unreachable_slots.calls.clear()
     yield from hand_back(state)
     if not state.lateness.is_empty:
         yield from consumer_state.report(state)

@@ -243,7 +243,7 @@ class Offer(NamedTuple):
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
-    is_heard: bool = False  # a number was heard there before, so this number is not published
+    is_confirmed: bool = False  # a number was heard there before, so this number is not published
     sessions: Sequence[ReplaySession] = ()  # sessions of further hand-overs
 
     @property
@@ -255,7 +255,7 @@ class Offer(NamedTuple):
         """Return the offer as an argument of a script."""
         if self.renews:
             return b"=" + self.channel
-        way = b"*" if self.is_heard else b"+"
+        way = b"*" if self.is_confirmed else b"+"
         calls = (session.call for session in self.sessions)
         return b" ".join((b"%c%d %s" % (way, self.number, self.channel), *calls))
 

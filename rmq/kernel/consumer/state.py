@@ -26,14 +26,14 @@ from rmq.kernel.follow_ups.sweep import FIRST_SWEEP_S, REST_S, SWEEP_S, try_swee
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
-    LOOKS,
     POLL_S,
     ROUND_S,
+    SLOTS_PER_POLL,
     Flow,
     Sleep,
     Subscription,
-    is_master_away,
-    next_looks,
+    is_master_down,
+    poll_range,
 )
 
 log = logging.getLogger("rmq")
@@ -46,7 +46,7 @@ NEVER = float("inf")
 _KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
 
 
-class AwaySlots:
+class UnreachableSlots:
     """The slots of one consumer whose masters cannot be reached.
 
     Attributes:
@@ -71,7 +71,7 @@ class AwaySlots:
 
         If the error has another cause, record nothing and return False.
         """
-        if not is_master_away(error):
+        if not is_master_down(error):
             return False
         now = time.monotonic()
         self._visit_at[slot] = now + VISIT_S
@@ -233,12 +233,12 @@ class ReceiveState:
     """The state of a consumer between two calls, for example when each slot will have work."""
 
     __slots__ = (
-        "all_checked_at", "all_send_signals", "away_slots", "busy_slots", "check_before_sleep",
-        "checked_at", "context", "credits", "fails_fast", "first_slot", "handing_back",
-        "interrupted", "lateness", "lease_ms", "next_check", "next_sweep", "ordered",
-        "rare_sweep_at", "ready_at", "receiving", "round_began", "round_ended", "shared",
-        "subscription", "sweep_at", "tidy_at", "unanswered", "unconfirmed_offers", "undelivered",
-        "until", "visited_at",
+        "all_checked_at", "all_send_signals", "busy_slots", "check_before_sleep", "checked_at",
+        "context", "credits", "fails_fast", "first_slot", "handing_back", "interrupted",
+        "lateness", "lease_ms", "next_check", "next_sweep", "ordered", "rare_sweep_at",
+        "ready_at", "receiving", "round_began", "round_ended", "shared", "subscription",
+        "sweep_at", "tidy_at", "unanswered", "unconfirmed_offers", "undelivered",
+        "unreachable_slots", "until", "visited_at",
     )  # fmt: skip
 
     def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
@@ -252,7 +252,7 @@ class ReceiveState:
         self.interrupted = False  # whether to stop receiving; may be set by another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
-        self.away_slots = AwaySlots()
+        self.unreachable_slots = UnreachableSlots()
         self.until = 0.0  # end of the current call
         self.ready_at: list[float] = []  # next visit of each slot
         self.all_checked_at = 0.0  # last check of all slots, or of the next few
@@ -291,7 +291,7 @@ class ReceiveState:
         if len(self.ready_at) != len(slots):
             self.ready_at = [0.0] * len(slots)
             self.busy_slots.clear()
-            self.away_slots.forget_from(len(slots))
+            self.unreachable_slots.forget_from(len(slots))
             self.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
         return slots
 
@@ -311,18 +311,18 @@ class ReceiveState:
         False, because each check then covers all slots.
         """
         subscription, slots = self.subscription, len(self.ready_at)
-        if not self.all_send_signals or not subscription.is_heard:
+        if not self.all_send_signals or not subscription.is_active:
             return False
         if subscription.accepts_hand_overs and slots <= SLOTS_MAX:
             return False
-        if slots <= LOOKS:
+        if slots <= SLOTS_PER_POLL:
             return time.monotonic() < self.all_checked_at + POLL_S
         return time.monotonic() < self.round_ended + 1.5 * ROUND_S
 
     def next_checks(self) -> Sequence[int]:
         """Return the slots to check next: all slots, or some slots if there are many."""
         now, slots = time.monotonic(), len(self.ready_at)
-        looks = next_looks(self.next_check, slots) if self.is_signalled() else range(slots)
+        looks = poll_range(self.next_check, slots) if self.is_signalled() else range(slots)
         if looks.start == 0:
             self.round_began = now
         self.next_check = looks.stop % slots

@@ -3,8 +3,8 @@
 A shared call is like the group commit of a database. Each request costs less if there are many
 callers, and you need not configure a delay.
 
-- If there are few callers, each caller makes its own call immediately. At most FEW calls are in
-  progress at a time.
+- If there are few callers, each caller makes its own call immediately. At most UNSHARED_CALLS_MAX
+  calls are in progress at a time.
 - If there are more callers, or if the previous call was shared, a caller waits.
 - When no call is in progress, the first waiting caller makes one call for all waiting callers, in
   the order of arrival.
@@ -12,8 +12,8 @@ callers, and you need not configure a delay.
 Each caller has a permit. The permit becomes free when the caller ends, even if an exception
 interrupts the caller.
 
-Each caller gets its own outcome: its part of the result, an error, or APART. APART means that the
-caller must make a separate call.
+Each caller gets its own outcome: its part of the result, an error, or SEPARATE_CALL. SEPARATE_CALL
+means that the caller must make a separate call.
 
 The rules are the same for threads and for tasks. Only the way in which a caller waits is different
 (`rmq.kernel.transport.flow.coalescing`).
@@ -34,7 +34,7 @@ from rmq.kernel.core import process
 from rmq.kernel.core.settings import BATCH_MAX
 
 BYTES_MAX = 256 * 1024  # largest shared call; a single larger item has a call of its own
-FEW = 4  # number of simultaneous calls that do not wait: sharing them would save nothing
+UNSHARED_CALLS_MAX = 4  # simultaneous calls that do not wait: sharing them would save nothing
 
 
 class Permit:
@@ -122,16 +122,16 @@ class Permits:
 # --- calls that several callers share ----------------------------------------------------------
 
 
-class Apart:
-    """The type of the constant APART.
+class SeparateCall:
+    """The type of the constant SEPARATE_CALL.
 
-    A caller with the outcome APART cannot share a call, and must make its own call.
+    A caller with the outcome SEPARATE_CALL cannot share a call, and must make its own call.
     """
 
     __slots__ = ()
 
 
-APART = Apart()
+SEPARATE_CALL = SeparateCall()
 
 
 class Caller:
@@ -191,11 +191,11 @@ class Coalescer:
         """Forget all callers. Call this after a fork, or for another event loop."""
         self._generation = process.generation
         self.loop = loop
-        self.permits = Permits(FEW)  # each permits one call
+        self.permits = Permits(UNSHARED_CALLS_MAX)  # each permits one call
         self.waiting: deque[Any] = deque()
         self.threads: dict[int, weakref.ref[Any]] = {}  # callers by thread
         self._callers = 1  # number of callers of the last call
-        self._crowd = 1  # larger number of callers of the last two calls
+        self._recent_callers = 1  # larger number of callers of the last two calls
         self.is_watched = False  # whether a timer ends waits that are too long
 
     def begin(self) -> Permit | None:
@@ -205,11 +205,11 @@ class Coalescer:
         """
         if self._generation != process.generation:
             self.start()
-        if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
+        if self.waiting or (self._recent_callers > UNSHARED_CALLS_MAX and self._must_wait()):
             return None
         return self.permits.acquire()
 
-    def _is_in_a_crowd(self) -> bool:
+    def _must_wait(self) -> bool:
         """Return whether a new caller must wait because a call is in progress.
 
         If no call is in progress, record that the next call has a single caller.
@@ -220,7 +220,7 @@ class Coalescer:
         return False
 
     def _note(self, callers: int) -> None:
-        self._crowd = max(callers, self._callers)
+        self._recent_callers = max(callers, self._callers)
         self._callers = callers
 
     def end(self, permit: Permit) -> None:

@@ -30,8 +30,8 @@ from rmq.errors import ConfigurationError, DecodeError, InvalidValue, StoreUnava
 from rmq.kernel.core import packages
 from rmq.kernel.core.environment import variable
 
-APART = 4  # how a body of codec 3 is stored; continues the numbers of `compression`
-FIRST = bytes((APART << 4 | 3,))
+OFFLOADED = 4  # how a body of codec 3 is stored; continues the numbers of `compression`
+FIRST = bytes((OFFLOADED << 4 | 3,))
 VARIABLE = "RMQ_STORES"
 THREADS = 8  # threads that read, write or remove objects for one call
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}/[0-9]{1,20}/([0-9]{14})-[0-9a-f]{24}", re.ASCII)

@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.errors import Cancelled, ConfigurationError, RMQError, StorageError
 from rmq.kernel.core import failure
-from rmq.kernel.core.callers import APART, Coalescer, same_error
+from rmq.kernel.core.callers import SEPARATE_CALL, Coalescer, same_error
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
-from rmq.kernel.delivery.dispositions import (
-    FollowUp,
-    Reject,
-    Retry,
-    Snooze,
-    WaitFor,
-    wait_problem,
-)
+from rmq.kernel.delivery.dispositions import FollowUp, Reject, Retry, Snooze, WaitFor, wait_problem
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.transport.flow.coalescing import coalesced
 from rmq.kernel.transport.flow.steps import Flow
@@ -201,7 +194,7 @@ class DeliveryVerbs:
             # If there are several slots, some may have answered.
             failed, lost = error, {i.delivery for i in items if i.delivery.state == LOST}
         except RMQError:
-            return [APART] * len(items)  # refused before the call: a delivery cannot be settled
+            return [SEPARATE_CALL] * len(items)  # refused: a delivery cannot be settled
         outcomes: list[Any] = []
         for item in items:
             if failed is not None and item.delivery.state == OPEN:

@@ -69,7 +69,7 @@ from rmq.kernel.transport.flow.steps import (
     Command,
     Flow,
     durable_pipeline,
-    is_master_away,
+    is_master_down,
     raise_first_error,
 )
 
@@ -258,7 +258,7 @@ def try_send(
 
 def is_outage(error: RMQError) -> bool:
     """Return whether no server of Redis can be reached. The next call would then also fail."""
-    return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_away(error)
+    return isinstance(error, Unavailable | OutcomeUnknown) and not is_master_down(error)
 
 
 def send_target(

@@ -22,7 +22,7 @@ from rmq.kernel.follow_ups import flows, scripts
 from rmq.kernel.follow_ups.encode import target_of
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Flow, Pipeline, is_master_away, raise_first_error
+from rmq.kernel.transport.flow.steps import Flow, Pipeline, is_master_down, raise_first_error
 
 log = logging.getLogger("rmq")
 
@@ -52,9 +52,9 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
         call.fails_fast = True
     replies = yield Pipeline(calls)
     began = time.monotonic()  # not before the calls, so that each sweep sends something
-    raise_first_error([reply for reply in replies if not is_master_away(reply)])
+    raise_first_error([reply for reply in replies if not is_master_down(reply)])
     for place, (keys, reply) in enumerate(zip(slots, replies, strict=True), first):
-        if is_master_away(reply):
+        if is_master_down(reply):
             continue
         context.had_pending |= reply.entries + reply.ends + reply.checks > 0
         if reply.ends:

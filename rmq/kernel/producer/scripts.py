@@ -166,7 +166,7 @@ def _send(
         [*before, *messages],
         _send_reply,
         write=write,
-        args_alone=(lambda: [*before, *in_records()]) if write and in_records else None,
+        plain_args=(lambda: [*before, *in_records()]) if write and in_records else None,
     )
 
 

@@ -20,7 +20,7 @@ from rmq.errors import (
     TopicVanished,
 )
 from rmq.kernel.core import ids as core_ids, record
-from rmq.kernel.core.callers import APART, Apart, Coalescer, same_error
+from rmq.kernel.core.callers import SEPARATE_CALL, Coalescer, SeparateCall, same_error
 from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
@@ -107,7 +107,7 @@ def send(
                     del permit
             if isinstance(outcome, Exception):
                 raise outcome
-            if outcome is not APART:
+            if outcome is not SEPARATE_CALL:
                 return cast(SendResult, outcome)
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     if timeout is None:
@@ -120,8 +120,8 @@ def send(
 
 def _send_plain(
     context: TopicContext, head: bytes, headers: bytes, body: bytes
-) -> Flow[SendResult | Apart]:
-    """Send a message without options. Return APART if Redis refused the message."""
+) -> Flow[SendResult | SeparateCall]:
+    """Send a message without options. Return SEPARATE_CALL if Redis refused the message."""
     if headers:
         head, headers = record.with_headers(head, b"", headers)
     slot = next(context.spread)
@@ -136,9 +136,11 @@ def _send_plain(
         context.sessions.give(session)
         if not isinstance(error, TopicVanished):
             raise
-        return APART
+        return SEPARATE_CALL
     context.sessions.give(session)
-    return APART if reply.letters else SendResult(id, "stored", slot, reply.offset, None, "memory")
+    if reply.letters:
+        return SEPARATE_CALL
+    return SendResult(id, "stored", slot, reply.offset, None, "memory")
 
 
 def send_many(
@@ -241,8 +243,8 @@ def _send_together(
 ) -> Flow[list[Any]]:
     """Send messages of several callers in one call. Return the outcome of each message.
 
-    If Redis refuses a message because the topic is full, paused or resized, the outcome is APART.
-    The caller then sends this message in a separate call.
+    If Redis refuses a message because the topic is full, paused or resized, the outcome is
+    SEPARATE_CALL. The caller then sends this message in a separate call.
     """
     outcomes: list[Any] = [None] * len(items)
     call = partial(_call_together, outcomes=outcomes)
@@ -250,12 +252,12 @@ def _send_together(
     try:
         yield from _send_once(context, items, override, call)
     except Outdated:
-        return [APART] * len(items)
+        return [SEPARATE_CALL] * len(items)
     except RMQError as failure:
         error = failure
     for index, outcome in enumerate(outcomes):
         if outcome is None:
-            outcomes[index] = APART if error is None else same_error(error)
+            outcomes[index] = SEPARATE_CALL if error is None else same_error(error)
     return outcomes
 
 
@@ -496,7 +498,7 @@ def _call_together(
     if unknown is not None:
         for index, outcome in enumerate(outcomes):
             if outcome is None:
-                outcomes[index] = APART
+                outcomes[index] = SEPARATE_CALL
         raise unknown  # so that no other call uses these session numbers
 
 

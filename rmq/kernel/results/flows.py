@@ -20,7 +20,7 @@ from rmq.kernel.results.scripts import RESULT_MAX, ResultReply
 from rmq.kernel.results.signals import Name, ResultSignals, Waiter
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.flow.steps import Coalesce, Command, Flow, Park, pipeline
+from rmq.kernel.transport.flow.steps import AwaitEvent, Coalesce, Command, Flow, pipeline
 
 ITEM_BYTES = 16  # size of an id in a call that callers share
 SHARED_TRIES = 20
@@ -201,7 +201,7 @@ class Waiting:
             yield from self._signals.add(waiter, self._left)
         while self._left:
             assert self._read_all_at is not None
-            waiter.forget_news()
+            waiter.clear()
             now = time.monotonic()
             due = set(_drained(waiter))
             if now >= min(self._read_all_at, self._until):
@@ -210,7 +210,8 @@ class Waiting:
             finished = yield from self._read([name for name in due if name in self._left])
             if finished or now >= self._until:
                 return finished
-            yield Park(waiter, max(0.0, min(self._until, self._read_all_at) - time.monotonic()))
+            left_s = min(self._until, self._read_all_at) - time.monotonic()
+            yield AwaitEvent(waiter, max(0.0, left_s))
         return []
 
     def _read(self, names: Sequence[Name]) -> Flow[list[Awaited]]:

@@ -24,7 +24,7 @@ from rmq.kernel.transport.flow.steps import (
     AwaitSignal,
     Flow,
     InBackground,
-    Parked,
+    LocalEvent,
     Sleep,
     Subscription,
 )
@@ -35,7 +35,7 @@ END_S = 2.0  # longest wait of `close`
 Name = tuple[bytes, bytes]  # channel of the slot, and name of the message in the slot
 
 
-class Waiter(Parked):
+class Waiter(LocalEvent):
     """A caller that waits until messages end.
 
     Attributes:
@@ -51,7 +51,7 @@ class Waiter(Parked):
     def note(self, names: Iterable[Name]) -> None:
         """Tell the caller to read the states of these messages again."""
         self.due.extend(names)
-        self.note_news()
+        self.set()
 
 
 class ResultSubscription(Subscription):
@@ -92,9 +92,9 @@ class ResultSubscription(Subscription):
 
     def wake(self) -> None:
         """End the current or the next wait on this subscription."""
-        waiting = getattr(self.connection, "waiting", None)
-        if waiting is not None:
-            waiting.wake()
+        reader = getattr(self.connection, "reader", None)
+        if reader is not None:
+            reader.wake()
 
 
 class ResultSignals:
@@ -190,13 +190,13 @@ class ResultSignals:
                 elif time.monotonic() >= idle_at and self._end(subscription):
                     break
                 try:
-                    yield AwaitSignal(subscription, IDLE_S if subscription.is_heard else POLL_S)
+                    yield AwaitSignal(subscription, IDLE_S if subscription.is_active else POLL_S)
                 except StorageError:
                     yield Sleep(POLL_S)
-                if not subscription.is_heard:
+                if not subscription.is_active:
                     self.note_all()  # no signals come, so they read every second
-            if subscription.is_heard:
-                subscription.is_deaf = True  # the next wait closes the connection
+            if subscription.is_active:
+                subscription.must_reconnect = True  # the next wait closes the connection
                 yield AwaitSignal(subscription, 0.0)
         finally:
             self._end(subscription, forced=True)

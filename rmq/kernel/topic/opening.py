@@ -44,7 +44,7 @@ from rmq.kernel.transport.flow.steps import (
     Pipeline,
     RawCommand,
     Sleep,
-    is_master_away,
+    is_master_down,
     raise_first_error,
 )
 from rmq.kernel.transport.lua.script_loader import plain
@@ -77,7 +77,7 @@ def warn() -> Flow[None]:
 
 
 RESIZES_IN_CALL = 10  # largest number of resizes that one call follows
-AWAY_S = 1.0  # delay before settings are read again if the master of their key is away
+UNREACHABLE_RETRY_S = 1.0  # delay before settings are read again if the master of their key is away
 # Checks for the last slot, and the pause after each: one second in all. Creating 1024 slots takes
 # about 30 ms.
 SLOT_CHECKS, SLOT_PAUSE_S = 25, 0.04
@@ -246,11 +246,11 @@ def _write_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) -
     prepared = copy(context)
     adopt(prepared, reply, kept)
     is_resizing = kept.layout is not None and kept.layout.resizing is not None
-    have_all = yield from write_slots(prepared, spare_away=not is_resizing)
+    have_all = yield from write_slots(prepared, skip_unreachable=not is_resizing)
     adopt(context, reply, kept, True)
     if not have_all:  # write again soon, even if the revision is the same
         context.revision = -1
-        context.keep_settings(AWAY_S)
+        context.keep_settings(UNREACHABLE_RETRY_S)
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
@@ -261,14 +261,14 @@ def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bo
     context.open_with(kept, _created(reply), is_ready, _revision(reply))
 
 
-def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
+def write_slots(context: TopicContext, skip_unreachable: bool = False) -> Flow[bool]:
     """Write the topic's settings to every slot. Return whether every slot now has them.
 
     Args:
         context: The topic.
-        spare_away: Whether to skip slots whose master node cannot be reached. A slot is skipped
-            only if all other slots already had these settings. The skipped slot then also has the
-            settings, unless a client died while it wrote them.
+        skip_unreachable: Whether to skip slots whose master node cannot be reached. A slot is
+            skipped only if all other slots already had these settings. The skipped slot then also
+            has the settings, unless a client died while it wrote them.
 
     Raises:
         TopicVanished: A slot belongs to an earlier topic of this name.
@@ -279,12 +279,12 @@ def write_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
         for keys in context.slots
     ]
     for call in calls:
-        call.fails_fast = spare_away
+        call.fails_fast = skip_unreachable
     replies = yield Pipeline(calls)
-    are_away = [is_master_away(reply) for reply in replies]
+    are_away = [is_master_down(reply) for reply in replies]
     if any(are_away) and (all(are_away) or 1 in replies):
         return (yield from write_slots(context))
-    raise_first_error([reply for reply in replies if not is_master_away(reply)])
+    raise_first_error([reply for reply in replies if not is_master_down(reply)])
     for keys, reply in zip(context.slots, replies, strict=True):
         if reply == -1:
             raise TopicVanished(
@@ -461,9 +461,9 @@ def _follow(context: TopicContext) -> Flow[None]:
     try:
         reply = yield command
     except StorageError as error:
-        if not is_master_away(error):
+        if not is_master_down(error):
             raise
-        context.keep_settings(AWAY_S)  # its slots may be reachable
+        context.keep_settings(UNREACHABLE_RETRY_S)  # its slots may be reachable
         return
     if reply.state < 0 or _created(reply) != context.identity:
         again = " and created again" if reply.state >= 0 else ""

@@ -31,7 +31,7 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import opening, scripts, stats
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
-from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand, is_master_away
+from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, RawCommand, is_master_down
 
 CALLS_AT_ONCE = 256  # calls of a script in one round trip
 
@@ -128,7 +128,7 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
     for reply in replies:
         if isinstance(reply, Unavailable | OutcomeUnknown) and not (
-            partly and is_master_away(reply)
+            partly and is_master_down(reply)
         ):
             raise reply
     return replies

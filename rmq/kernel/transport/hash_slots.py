@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from redis.crc import key_slot
 
 from rmq.errors import RMQError, TopicVanished
-from rmq.kernel.transport.flow.steps import Command, is_master_away
+from rmq.kernel.transport.flow.steps import Command, is_master_down
 
 HashSlot = Callable[[bytes], int]
-ANEW = -2  # value in `next_ready` for a slot whose topic was deleted or created again
+RECREATED = -2  # value in `next_ready` for a slot whose topic was deleted or created again
 
 
 class Divided(NamedTuple):
@@ -64,14 +64,14 @@ def _divide_next_ready(command: Command[Any], hash_slot: HashSlot) -> Divided | 
     ]
 
     def join(values: Sequence[Any]) -> list[int]:
-        if all(is_master_away(value) for value in values):
+        if all(is_master_down(value) for value in values):
             raise values[0]
         waits_us = [0] * len(keys)
         for group, value in zip(places.values(), values, strict=True):
             # A part with a single slot raises an error for another stamp.
             if many_topics and isinstance(value, TopicVanished):
-                value = [ANEW] * len(group)
-            if is_master_away(value):
+                value = [RECREATED] * len(group)
+            if is_master_down(value):
                 value = [0] * len(group)  # a visit of the slot shows its state
             if isinstance(value, RMQError):
                 raise value
@@ -118,8 +118,8 @@ class SlotTable:
     Attributes:
         version: Number of times that the whole table was read.
         nodes: Nodes in the last reply to CLUSTER SLOTS, including replicas.
-        suspects: Nodes that did not answer the last call. The value is the time, by the monotonic
-            clock, from which calls with `fails_fast` try the node again.
+        failed_nodes: Nodes that did not answer the last call. The value is the time, by the
+            monotonic clock, from which calls with `fails_fast` try the node again.
     """
 
     def __init__(self, seeds: Sequence[Node]) -> None:
@@ -129,7 +129,7 @@ class SlotTable:
         self._read_at = 0.0
         self.version = 0
         self.nodes: frozenset[Node] = frozenset()
-        self.suspects: dict[Node, float] = {}
+        self.failed_nodes: dict[Node, float] = {}
 
     def node_of(self, slot: int) -> Node | None:
         """Return the master of a hash slot, or None if it is not known."""
@@ -142,7 +142,7 @@ class SlotTable:
     def any_node(self) -> Node | None:
         """Return a master, or None if no master is known. Prefer a master that answers."""
         masters = self.masters()
-        good = [node for node in masters if node not in self.suspects]
+        good = [node for node in masters if node not in self.failed_nodes]
         return random.choice(good or masters) if masters else None
 
     def candidates(self) -> list[Node]:
@@ -150,7 +150,7 @@ class SlotTable:
         known = list(self.nodes)
         random.shuffle(known)
         nodes = list(dict.fromkeys([*known, *self._seeds]))
-        return sorted(nodes, key=lambda node: node in self.suspects)
+        return sorted(nodes, key=lambda node: node in self.failed_nodes)
 
     def note_failed(self, node: Node, took_s: float | None = 0.0) -> None:
         """Record that a node did not answer.
@@ -161,15 +161,15 @@ class SlotTable:
                 so a caller may try the node again immediately.
         """
         pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
-        self.suspects[node] = time.monotonic() + pause_s
+        self.failed_nodes[node] = time.monotonic() + pause_s
 
     def note_answered(self, node: Node) -> None:
         """Record that a node answers."""
-        self.suspects.pop(node, None)
+        self.failed_nodes.pop(node, None)
 
-    def is_away(self, node: Node) -> bool:
+    def is_unreachable(self, node: Node) -> bool:
         """Return whether a node did not answer. Calls with `fails_fast` must not try it yet."""
-        return self.suspects.get(node, 0.0) > time.monotonic()
+        return self.failed_nodes.get(node, 0.0) > time.monotonic()
 
     def note_moved(self, slot: int, node: Node) -> bool:
         """Record that another node serves a slot.

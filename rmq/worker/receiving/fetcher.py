@@ -4,9 +4,9 @@ For each slot (part of a topic), the fetcher knows when the slot next has a mess
 learns this time from replies, from wake-ups, and from the script `next_ready`. The script checks
 the slots of all topics in one command. The fetcher runs the script before it sleeps, because Redis
 then sends wake-ups for the checked slots. A wake-up can get lost. So the fetcher also checks slots
-every POLL_S seconds. If a worker has more than LOOKS slots and wake-ups arrive, each check covers
-only the next LOOKS slots. If several topics have messages, the fetcher serves the topic that has
-waited longest.
+every POLL_S seconds. If a worker has more than SLOTS_PER_POLL slots and wake-ups arrive, each check
+covers only the next SLOTS_PER_POLL slots. If several topics have messages, the fetcher serves the
+topic that has waited longest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.follow_ups.sweep import SWEEP_MOST_S
 from rmq.kernel.topic import scripts
-from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
+from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_down, pipeline, poll_range
 from rmq.kernel.transport.single.blocking import Listener, Transport
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
@@ -210,7 +210,7 @@ class Fetcher:
             if receive():
                 self._unchecked[feed] = None
         except (Unavailable, OutcomeUnknown) as error:
-            if not is_master_away(error):
+            if not is_master_down(error):
                 feed.next_at = 0.0
                 raise
             feed.note_error(error)
@@ -218,7 +218,7 @@ class Fetcher:
             feed.note_error(error)
         finally:
             self._due.schedule(feed)
-            if feed.subscription.is_deaf:
+            if feed.subscription.must_reconnect:
                 self._listener.close_connection()
 
     # --- slots without work ----------------------------------------------------------------------
@@ -268,15 +268,15 @@ class Fetcher:
     def _check_due_slots(self) -> None:
         """Check slots (parts of topics) in which the fetcher expects no message now.
 
-        Check all these slots, or only the next LOOKS of them.
+        Check all these slots, or only the next SLOTS_PER_POLL of them.
         """
         feeds = [feed for feed in self._feeds if feed.state.ready_at]
         slots = sum(len(feed.state.ready_at) for feed in feeds)
-        looks = next_looks(self._next_check, slots) if self._has_checked_all else range(slots)
+        looks = poll_range(self._next_check, slots) if self._has_checked_all else range(slots)
         self._next_check = looks.stop
         if len(looks) == slots:
             self._check(feeds)
-            self._has_checked_all = self._listener.is_heard
+            self._has_checked_all = self._listener.is_active
             return
         every = [(feed, index) for feed in feeds for index in range(len(feed.state.ready_at))]
         now = time.monotonic()
@@ -328,7 +328,7 @@ class Fetcher:
         try:
             reply = self._transport.run(_next_ready(slots))
         except (Unavailable, OutcomeUnknown) as error:
-            if not is_master_away(error):
+            if not is_master_down(error):
                 raise
             reply, are_away = [0] * len(places), True
         except RMQError:

@@ -27,7 +27,7 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.claim import KEPT
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.handlers.handler import Handler
-from rmq.kernel.transport.flow.steps import is_master_away
+from rmq.kernel.transport.flow.steps import is_master_down
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import DONE_BEFORE, Disposition, Report
@@ -381,7 +381,7 @@ class Settler:
         except AlreadySettled:
             return False  # by the handler
         except (Unavailable, OutcomeUnknown) as error:
-            if is_master_away(error) and not call.is_aside and not self.thread.is_abandoned:
+            if is_master_down(error) and not call.is_aside and not self.thread.is_abandoned:
                 self._put_aside(call)
                 return True
             return not self._is_retried(call, error)

@@ -90,7 +90,7 @@ def receive_nothing(scene: Scene) -> None:
         scene.wait_for_sent("prepare", 2)
         scene.advance(1.1)
         scene.wait_for_credit()
-        scene.wait_until(lambda: consumer._flows.state.subscription.heard)
+        scene.wait_until(lambda: consumer._flows.state.subscription.last_number)
         scene.advance(1.1)
         scene.wait_for_sent("next_ready", 3)
         scene.advance(0.9)  # and no other look is due

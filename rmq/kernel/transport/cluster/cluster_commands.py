@@ -31,8 +31,8 @@ from rmq.kernel.core import keys as rmq_keys
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.transport.cluster.joined_replies import (
     MANY_KEYS,
-    is_away,
     is_redirection,
+    is_unreachable,
     joined,
     least,
 )
@@ -284,11 +284,11 @@ class ClusterCommands:
         failed = False
         for call in calls:
             error = call.error
-            if error is None or not call.fails_fast or not is_away(error):
+            if error is None or not call.fails_fast or not is_unreachable(error):
                 continue
             node = call.node or self._node_of(call.slot)
             is_first = call.losses == 1 and isinstance(error, StaleConnection)
-            if is_first and node is not None and not self._table.is_away(node):
+            if is_first and node is not None and not self._table.is_unreachable(node):
                 continue  # an old connection that died says nothing about its node
             call.fail(deadline.failure(error, call.losses > 0), self._retry_for)
             failed = True
@@ -303,7 +303,7 @@ class ClusterCommands:
         by_node: dict[Node, list[RoutedCall]] = {}
         for call in calls:
             node = call.asked or call.node or self._node_of(call.slot)
-            if node is not None and call.fails_fast and self._table.is_away(node):
+            if node is not None and call.fails_fast and self._table.is_unreachable(node):
                 call.error = NotConnected(f"{node[0]}:{node[1]} did not answer just now")
             elif node is None:
                 call.error = redis.exceptions.ClusterDownError("CLUSTERDOWN no node serves a slot")

@@ -22,7 +22,7 @@ def is_redirection(error: BaseException) -> bool:
     return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
 
 
-def is_away(error: BaseException) -> bool:
+def is_unreachable(error: BaseException) -> bool:
     """Return whether an error says that a node cannot be reached, or is not ready.
 
     If the error names another node for the slots, return False.

@@ -77,7 +77,7 @@ class RoutedCall:
         if kind_of(error) is Kind.UNKNOWN:
             self.losses += 1
             if isinstance(self.command, Command):
-                self.command = self.command.again()
+                self.command = self.command.as_repeat()
 
     def lacks(self, script: Script) -> bool:
         """Return whether the node refused the call because it does not have this script."""

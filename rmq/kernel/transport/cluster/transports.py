@@ -41,7 +41,7 @@ class ClusterTransport(ClusterDriver):
         """
         slot = hash_slot(channel)
         node = self._table.node_of(slot)
-        if node is None or node in self._table.suspects:
+        if node is None or node in self._table.failed_nodes:
             return False
         connection = (
             subscribed.connection if node == subscribed.node else subscribed.others.get(node)
@@ -54,7 +54,7 @@ class ClusterTransport(ClusterDriver):
                 self._table.note_failed(node)
                 return False
             subscribed.others[node] = connection
-            subscribed.waiting.watch(connection)
+            subscribed.reader.watch(connection)
         connection.send_command("SSUBSCRIBE", channel)
         subscribed.shards[slot] = node
         return True

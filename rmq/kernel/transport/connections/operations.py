@@ -91,7 +91,7 @@ class Unsubscribe:
         self.subscription = subscription
 
 
-class SendWords:
+class SendCommand:
     """Sends a command on a connection of redis-py. A later operation reads the reply."""
 
     __slots__ = ("connection", "words")
@@ -104,9 +104,9 @@ class SendWords:
 class Read:
     """Reads one reply from a SubscribedConnection.
 
-    The operation returns None if no reply arrived in time. It returns RUNG if a call of `wake`
-    ended the wait. If an exception interrupts the read, no data is lost, because the next read
-    continues.
+    The operation returns None if no reply arrived in time. It returns INTERRUPTED if a call of
+    `wake` ended the wait. If an exception interrupts the read, no data is lost, because the next
+    read continues.
     """
 
     __slots__ = ("subscribed", "timeout_s")
@@ -171,7 +171,7 @@ Operation = (
     | RestartEmbedded
     | Subscribe
     | Unsubscribe
-    | SendWords
+    | SendCommand
     | Read
     | ExchangeAll
     | RefreshTable

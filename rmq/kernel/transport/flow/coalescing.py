@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from rmq.kernel.core.callers import APART, Caller, Coalescer, Permit
+from rmq.kernel.core.callers import SEPARATE_CALL, Caller, Coalescer, Permit
 from rmq.kernel.transport.flow.steps import Coalesce, Flow
 
 T = TypeVar("T")
@@ -34,8 +34,8 @@ class WaitingThread(Caller):
 
     def __init__(self, item: Any, size: int) -> None:
         super().__init__(item, size)
-        # A permit if it leads a call, a weak reference to the leader of its call, or APART. The
-        # first role stays, because `setdefault` is atomic.
+        # A permit if it leads a call, a weak reference to the leader of its call, or SEPARATE_CALL.
+        # The first role stays, because `setdefault` is atomic.
         self._role: dict[None, object] = {}
         self._woken = threading.Lock()
         self._woken.acquire()
@@ -68,12 +68,13 @@ class WaitingThread(Caller):
     def wait(self, coalescer: Coalescer) -> None:
         """Wait for the outcome, or for a permit to make the call.
 
-        After WAIT_S seconds, the outcome is APART. The thread must then make a separate call.
+        After WAIT_S seconds, the outcome is SEPARATE_CALL. The thread must then make a separate
+        call.
         """
         while not self._woken.acquire(timeout=WAIT_S):
-            role = self._role.setdefault(None, APART)
-            if role is APART:
-                self.outcome = APART
+            role = self._role.setdefault(None, SEPARATE_CALL)
+            if role is SEPARATE_CALL:
+                self.outcome = SEPARATE_CALL
                 return
             if isinstance(role, Permit):
                 return  # the thread that gave the permit was interrupted before `release`
@@ -84,12 +85,12 @@ class WaitingThread(Caller):
 
     def permit(self) -> Permit | None:
         """Return the permit if this thread must make the shared call, otherwise None."""
-        role = self._role.setdefault(None, APART)
+        role = self._role.setdefault(None, SEPARATE_CALL)
         return role if isinstance(role, Permit) else None
 
     def forget_permit(self) -> None:
         """Forget the permit for a shared call, because the coalescer has it back."""
-        self._role[None] = APART
+        self._role[None] = SEPARATE_CALL
 
 
 class CoalescingThreads:
@@ -105,7 +106,7 @@ class CoalescingThreads:
         coalescer: Coalescer = step.coalescer
         caller = WaitingThread(step.item, step.size)
         if _is_within(coalescer, caller.thread):
-            return APART
+            return SEPARATE_CALL
         callers: list[Caller] = [caller]
         threads, thread = coalescer.threads, caller.thread
         try:
@@ -238,7 +239,7 @@ class CoalescingTasks:
         coalescer.start(loop)
         for caller in left:
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                caller.loop.call_soon_threadsafe(caller.finish, APART)
+                caller.loop.call_soon_threadsafe(caller.finish, SEPARATE_CALL)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
         """Start a shared call for a waiting caller, and for the callers behind it in the queue."""
@@ -267,7 +268,7 @@ class CoalescingTasks:
             finish(callers, outcomes)
 
     def _end_long_waits(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the outcome APART to callers that wait longer than WAIT_S seconds.
+        """Give the outcome SEPARATE_CALL to callers that wait longer than WAIT_S seconds.
 
         This method calls itself again as long as callers wait.
         """
@@ -278,7 +279,7 @@ class CoalescingTasks:
             if now < caller.since + WAIT_S:
                 break
             if caller.claim(caller):
-                caller.finish(APART)
+                caller.finish(SEPARATE_CALL)
         coalescer.is_watched = bool(coalescer.waiting)
         if coalescer.is_watched:
             # A caller that arrives just after this check waits up to twice as long.
@@ -301,7 +302,7 @@ def coalesced(
         outcome = yield Coalesce(coalescer, *item())
         if isinstance(outcome, BaseException):
             raise outcome
-        if outcome is not APART:
+        if outcome is not SEPARATE_CALL:
             return cast(T, outcome)
         return (yield from alone())
     try:

@@ -21,13 +21,13 @@ from rmq.kernel.transport.lua.script_loader import Script
 T = TypeVar("T")
 
 POLL_S = 1.0  # a waiting consumer also polls at this interval, because a signal can get lost
-LOOKS = 16  # slots per poll of a subscribed consumer; a consumer without signals polls all slots
+SLOTS_PER_POLL = 16  # of a subscribed consumer; a consumer without signals polls all slots
 # Longest time between two polls of a slot. It is well below the time for which `next_ready` and
 # `prepare` record a sleeping consumer (lua/lib/wake/wake.lua).
 ROUND_S = 120.0
 
 
-def next_looks(turn: int, slots: int) -> range:
+def poll_range(turn: int, slots: int) -> range:
     """Return the slots that a sleeping consumer of a topic checks next.
 
     Args:
@@ -36,7 +36,7 @@ def next_looks(turn: int, slots: int) -> range:
         slots: Number of slots of the topic.
     """
     first = turn if turn < slots else 0
-    count = max(LOOKS, math.ceil(slots * POLL_S / ROUND_S))
+    count = max(SLOTS_PER_POLL, math.ceil(slots * POLL_S / ROUND_S))
     return range(first, min(first + count, slots))
 
 
@@ -54,8 +54,8 @@ class Command(Generic[T]):
         fails_fast: Whether the call fails immediately if the master of its slot in a cluster is
             missing. The error's attribute `_repeat_for` then says for how many seconds the caller
             may repeat the call.
-        args_alone: Function that returns the ARGV of a call with the same effect, but without
-            `write`.
+        plain_args: Function that returns the ARGV of a call with the same effect, but
+            without `write`.
     """
 
     script: Script
@@ -65,19 +65,19 @@ class Command(Generic[T]):
     marks_repeats: bool = False
     write: tuple[Any, ...] = ()
     fails_fast: bool = False
-    args_alone: Callable[[], Sequence[Any]] | None = None
+    plain_args: Callable[[], Sequence[Any]] | None = None
 
-    def alone(self) -> Command[T]:
+    def without_transaction(self) -> Command[T]:
         """Return a call that has the same effect without a transaction."""
-        if self.args_alone is None:
+        if self.plain_args is None:
             return self
-        return replace(self, args=self.args_alone(), write=(), args_alone=None)
+        return replace(self, args=self.plain_args(), write=(), plain_args=None)
 
-    def again(self) -> Command[T]:
+    def as_repeat(self) -> Command[T]:
         """Return the call to send after an attempt that got no reply."""
         if not self.marks_repeats:
             return self
-        return replace(self, args=[*self.args, 1], marks_repeats=False, args_alone=None)
+        return replace(self, args=[*self.args, 1], marks_repeats=False, plain_args=None)
 
     def __repr__(self) -> str:
         return f"Command({self.script.name!r}, {list(self.keys)!r})"
@@ -99,7 +99,7 @@ def script_call(
     return Command(script_loader.load(name), key_values, args, parse, **options)
 
 
-def is_master_away(value: object) -> bool:
+def is_master_down(value: object) -> bool:
     """Return whether a command failed because its master is missing.
 
     Only a command with `Command.fails_fast` fails in this way.
@@ -228,46 +228,46 @@ class InThread:
         self.call = call
 
 
-class Parked:
-    """A caller that waits until another thread or task has news for it."""
+class LocalEvent:
+    """An event of this process: another thread or task ends a caller's wait."""
 
-    __slots__ = ("_has_news", "_wake")
+    __slots__ = ("_is_set", "_wake")
 
     def __init__(self) -> None:
-        self._has_news = False
+        self._is_set = False
         self._wake: Callable[[], object] | None = None
 
-    def note_news(self) -> None:
-        """Tell the caller that there is news. This ends the current wait or the next wait."""
-        self._has_news = True
+    def set(self) -> None:
+        """Set the event. This ends the current wait or the next wait."""
+        self._is_set = True
         if self._wake is not None:
             self._wake()
 
-    def wake_by(self, wake: Callable[[], object]) -> None:
-        """Set a function that RMQ calls when there is news.
+    def on_set(self, wake: Callable[[], object]) -> None:
+        """Register a function that `set` calls.
 
-        If there is news already, RMQ calls the function immediately.
+        If the event is already set, this method calls the function immediately.
         """
         self._wake = wake
-        if self._has_news:
+        if self._is_set:
             wake()
 
-    def forget_news(self) -> None:
-        """Discard the news, so that only later news ends a wait.
+    def clear(self) -> None:
+        """Reset the event, so that only a later `set` ends a wait.
 
         After this call, check once whether the event for which the caller waits has already
         happened.
         """
-        self._has_news, self._wake = False, None
+        self._is_set, self._wake = False, None
 
 
-class Park:
-    """Waits until a parked caller has news, at most for a number of seconds."""
+class AwaitEvent:
+    """Waits until a LocalEvent is set, at most for a number of seconds."""
 
-    __slots__ = ("parked", "seconds")
+    __slots__ = ("event", "seconds")
 
-    def __init__(self, parked: Parked, seconds: float) -> None:
-        self.parked = parked
+    def __init__(self, event: LocalEvent, seconds: float) -> None:
+        self.event = event
         self.seconds = seconds
 
 
@@ -309,14 +309,15 @@ class Subscription:
             random characters, and is new for each connection.
         payloads: Unread messages of the own channel: hand-overs, and the numbers that scripts
             publish.
-        heard: Last number that was read from the own channel.
-        is_deaf: Whether a message was lost on the own channel. The next wait reconnects.
+        last_number: Last number that was read from the own channel.
+        must_reconnect: Whether the next wait reconnects, because a message was lost on the own
+            channel, or another node serves the channel.
         wait: Function that reads from a connection which several subscriptions share. None if only
             this subscription reads from `connection`.
     """
 
     __slots__ = (
-        "channel", "connection", "heard", "is_deaf", "is_sharded", "own_channel",
+        "channel", "connection", "is_sharded", "last_number", "must_reconnect", "own_channel",
         "payloads", "slot_channel", "takes_batches", "wait",
     )  # fmt: skip
 
@@ -328,8 +329,8 @@ class Subscription:
         self.connection: Any = None
         self.own_channel = b""
         self.payloads: list[bytes] = []
-        self.heard = 0
-        self.is_deaf = False
+        self.last_number = 0
+        self.must_reconnect = False
         self.wait: Callable[[float], object] | None = None
 
     def required_channels(self) -> Sequence[bytes]:
@@ -349,9 +350,9 @@ class Subscription:
             signals.add(int(payload))
 
     @property
-    def is_heard(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the subscription is connected, and Redis permits its channel."""
-        return self.connection is not None and getattr(self.connection, "is_heard", True)
+        return self.connection is not None and getattr(self.connection, "is_active", True)
 
     @property
     def accepts_hand_overs(self) -> bool:
@@ -373,7 +374,8 @@ class Subscription:
         Args:
             own_channel: Name of the consumer's own channel on this connection, or empty.
         """
-        self.own_channel, self.payloads, self.heard, self.is_deaf = own_channel, [], 0, False
+        self.own_channel, self.payloads = own_channel, []
+        self.last_number, self.must_reconnect = 0, False
 
 
 class AwaitSignal:
@@ -404,7 +406,7 @@ Step = (
     | InBackground
     | Await
     | InThread
-    | Park
+    | AwaitEvent
     | AwaitSignal
     | Coalesce
 )

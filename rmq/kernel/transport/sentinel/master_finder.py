@@ -25,16 +25,16 @@ from rmq.errors import ConfigurationError
 from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
 from rmq.kernel.transport.url import HostPort, Sentinels
 
-ASK_S = 1.0  # interval of queries for connections that are already open
+QUERY_INTERVAL_S = 1.0  # interval of queries for connections that are already open
 ANSWER_S = 0.1  # time for which an answer is used for more new connections
 ANSWER_TIMEOUT_S = 0.5  # longest wait to connect to a sentinel, and for its reply
 # The shortest pause after a query without an answer, in times of the query's duration. Silent
 # sentinels thus take at most a tenth of a client's time.
-VAIN_PAUSE = 10
+FAILED_QUERY_PAUSE_FACTOR = 10
 
 # Flags of a master that a sentinel cannot reach, or that is being replaced.
-_AWAY = {b"s_down", b"o_down", b"failover_in_progress"}
-Questions = Generator[HostPort, Any, None]
+_UNUSABLE_FLAGS = {b"s_down", b"o_down", b"failover_in_progress"}
+Queries = Generator[HostPort, Any, None]
 
 
 class NoMaster(redis.ConnectionError):
@@ -77,7 +77,7 @@ class FinderState:
 
         If a slow query got no answer, the long pause after this query remains.
         """
-        if self._ask_at <= self._asked_at + ASK_S:
+        if self._ask_at <= self._asked_at + QUERY_INTERVAL_S:
             self._ask_at = float("-inf")
 
     def confirms(self, connection: Any) -> bool:
@@ -96,7 +96,7 @@ class FinderState:
         assert self.master is not None
         return self.master
 
-    def _questions(self) -> Questions:
+    def _queries(self) -> Queries:
         """Yield the sentinels to query, one after another, until a sentinel names a master.
 
         The caller sends each sentinel's reply or error back into the generator.
@@ -111,7 +111,7 @@ class FinderState:
                 continue
             fields = dict(zip(reply[::2], reply[1::2], strict=False))
             master = (fields[b"ip"].decode(), int(fields[b"port"]))
-            if _AWAY & set(fields[b"flags"].split(b",")):
+            if _UNUSABLE_FLAGS & set(fields[b"flags"].split(b",")):
                 down = f"sentinel {_text(sentinel)} cannot reach the master {_text(master)}"
                 continue
             if self.master not in (None, master):
@@ -119,11 +119,11 @@ class FinderState:
             self.master, self._failure = master, None
             self._order.remove(sentinel)
             self._order.insert(0, sentinel)
-            pause_s = ASK_S
+            pause_s = QUERY_INTERVAL_S
             break
         else:
             self._failure = self._failed(errors, down)
-            pause_s = max(ASK_S, VAIN_PAUSE * (time.monotonic() - began))
+            pause_s = max(QUERY_INTERVAL_S, FAILED_QUERY_PAUSE_FACTOR * (time.monotonic() - began))
         self._asked_at = time.monotonic()
         self._ask_at = self._asked_at + pause_s
 
@@ -159,7 +159,7 @@ class AsyncMasterFinder(FinderState):
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Query the sentinels if their last answer is older than ASK_S seconds. Raise no error."""
+        """Query the sentinels if QUERY_INTERVAL_S seconds have passed. Raise no error."""
         if self._is_due():
             async with self._lock:
                 if self._is_due():
@@ -185,7 +185,7 @@ class AsyncMasterFinder(FinderState):
                 await connection.disconnect(True)  # `nowait`, which blocking connections ignore
 
     async def _ask_all(self) -> None:
-        questions = self._questions()
+        questions = self._queries()
         with contextlib.suppress(StopIteration):
             sentinel = next(questions)
             while True:

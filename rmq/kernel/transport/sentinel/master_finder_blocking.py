@@ -23,7 +23,7 @@ class MasterFinder(FinderState):
         self._lock = threading.Lock()
 
     def refresh(self) -> None:
-        """Query the sentinels if their last answer is older than ASK_S seconds. Raise no error."""
+        """Query the sentinels if QUERY_INTERVAL_S seconds have passed. Raise no error."""
         if self._is_due():
             with self._lock:
                 if self._is_due():
@@ -49,7 +49,7 @@ class MasterFinder(FinderState):
                 connection.disconnect(True)  # `nowait`, which blocking connections ignore
 
     def _ask_all(self) -> None:
-        questions = self._questions()
+        questions = self._queries()
         with contextlib.suppress(StopIteration):
             sentinel = next(questions)
             while True:

@@ -87,7 +87,7 @@ class AsyncSentinelPool(AsyncPool):
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
-        self._finder = AsyncMasterFinder(*how_to_ask(connector, address, timeout_s))
+        self._finder = AsyncMasterFinder(*finder_arguments(connector, address, timeout_s))
         self._moves = 0  # `moves` of the finder at the last check of the idle connections
         kind = AsyncMasterSSLConnection if address.is_tls else AsyncMasterConnection
         new = partial(connector.new, kind, finder=self._finder)
@@ -127,7 +127,7 @@ class AsyncSentinelPool(AsyncPool):
         await self._finder.close()
 
 
-def how_to_ask(
+def finder_arguments(
     connector: Connector, address: Address, timeout_s: float
 ) -> tuple[Sentinels, str, Callable[[HostPort], Any]]:
     """Return the arguments for a finder of the master: sentinels, URL, and a connect function."""

@@ -13,7 +13,7 @@ from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.failures import StaleConnection
 from rmq.kernel.transport.connections.pool import SLOW_S, Pool, PooledConnection
 from rmq.kernel.transport.sentinel.master_finder_blocking import MasterFinder
-from rmq.kernel.transport.sentinel.master_pool import ROLE, check_role, how_to_ask
+from rmq.kernel.transport.sentinel.master_pool import ROLE, check_role, finder_arguments
 from rmq.kernel.transport.url import Address
 
 
@@ -56,7 +56,7 @@ class SentinelPool(Pool):
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
-        self._finder = MasterFinder(*how_to_ask(connector, address, timeout_s))
+        self._finder = MasterFinder(*finder_arguments(connector, address, timeout_s))
         self._moves = 0  # `moves` of the finder at the last check of the idle connections
         kind = MasterSSLConnection if address.is_tls else MasterConnection
         new = partial(connector.new, kind, finder=self._finder)

@@ -24,16 +24,24 @@ from rmq.kernel.transport.connections.operations import (
     Pause,
     Read,
     RestartEmbedded,
-    SendWords,
+    SendCommand,
     Subscribe,
     Unsubscribe,
 )
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.flow.coalescing import CoalescingTasks
-from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Park, Sleep, Step
+from rmq.kernel.transport.flow.steps import (
+    Await,
+    AwaitEvent,
+    Flow,
+    InBackground,
+    InThread,
+    Sleep,
+    Step,
+)
 from rmq.kernel.transport.single.driver import HAND_BACK_S, AsyncDriver
 from rmq.kernel.transport.single.server_commands import ServerCommands
-from rmq.kernel.transport.single.subscription import RUNG
+from rmq.kernel.transport.single.subscription import INTERRUPTED
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
@@ -41,18 +49,18 @@ T = TypeVar("T")
 _AT_ONCE_S = 0.0001  # redis-py reads a timeout of 0 as no timeout
 
 
-class Doorbell:
+class InterruptibleReader:
     """Reads replies from a connection. Another task can end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply. Before the first reply, time when this
+        last_reply_at: Monotonic time of the last reply. Before the first reply, time when this
             object was created.
     """
 
     def __init__(self, connection: Any) -> None:
-        self.heard_at = time.monotonic()
+        self.last_reply_at = time.monotonic()
         self._connection = connection
-        self._has_rung = False
+        self._is_woken = False
         self._scope: asyncio.Timeout | None = None  # of the wait
 
     def wake(self) -> None:
@@ -60,11 +68,11 @@ class Doorbell:
         if self._scope is not None:
             with contextlib.suppress(RuntimeError):  # the wait is about to end, or has ended
                 self._scope.reschedule(0)
-        self._has_rung = True
+        self._is_woken = True
 
     async def read(self, seconds: float) -> Any:
-        """Return one reply, None if no reply arrives in time, or RUNG if `wake` was called."""
-        if self._has_rung:
+        """Return one reply, None after `seconds`, or INTERRUPTED if `wake` was called."""
+        if self._is_woken:
             seconds = _AT_ONCE_S
         try:
             async with asyncio.timeout(seconds) as self._scope:
@@ -72,11 +80,11 @@ class Doorbell:
                 reply = await self._connection._parser.read_response()
                 if isinstance(reply, redis.ResponseError):
                     raise reply
-                self.heard_at = time.monotonic()
+                self.last_reply_at = time.monotonic()
                 return reply
         except TimeoutError:
-            has_rung, self._has_rung = self._has_rung, False
-            return RUNG if has_rung else None
+            is_woken, self._is_woken = self._is_woken, False
+            return INTERRUPTED if is_woken else None
         finally:
             self._scope = None
 
@@ -130,14 +138,14 @@ class AsyncTransport(AsyncDriver):
             return self._start_in_background(step)
         if isinstance(step, Await):
             return await step.awaitable
-        if isinstance(step, Park):
-            return await self._park(step)
+        if isinstance(step, AwaitEvent):
+            return await self._await_event(step)
         assert isinstance(step, InThread)
         return await asyncio.to_thread(step.call)
 
-    async def _park(self, step: Park) -> None:
+    async def _await_event(self, step: AwaitEvent) -> None:
         event = asyncio.Event()
-        step.parked.wake_by(event.set)
+        step.event.on_set(event.set)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(step.seconds):
                 await event.wait()
@@ -158,8 +166,8 @@ class AsyncTransport(AsyncDriver):
         if isinstance(operation, Exchange):
             return await self._exchange(operation.packed, operation.count, operation.late)
         if isinstance(operation, Read):
-            waiting: Doorbell = operation.subscribed.waiting
-            return await waiting.read(max(operation.timeout_s, _AT_ONCE_S))
+            reader: InterruptibleReader = operation.subscribed.reader
+            return await reader.read(max(operation.timeout_s, _AT_ONCE_S))
         if isinstance(operation, Pause):
             return await asyncio.sleep(operation.seconds)
         if isinstance(operation, RestartEmbedded):
@@ -178,7 +186,7 @@ class AsyncTransport(AsyncDriver):
                 raise
         if isinstance(operation, Unsubscribe):
             return await self.unsubscribe(operation.subscription)
-        assert isinstance(operation, SendWords)
+        assert isinstance(operation, SendCommand)
         return await operation.connection.send_command(*operation.words)
 
     # --- subscriptions ---------------------------------------------------------------------------
@@ -187,8 +195,8 @@ class AsyncTransport(AsyncDriver):
         """Return False, because a signal handler cannot interrupt a call and then await another."""
         return False
 
-    def _doorbell(self, connection: Any) -> Doorbell:
-        return Doorbell(connection)
+    def _new_reader(self, connection: Any) -> InterruptibleReader:
+        return InterruptibleReader(connection)
 
     async def _disconnect(self, connection: Any) -> None:
         await connection.disconnect(nowait=True)

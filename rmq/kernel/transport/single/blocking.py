@@ -31,20 +31,28 @@ from rmq.kernel.transport.connections.operations import (
     Pause,
     Read,
     RestartEmbedded,
-    SendWords,
+    SendCommand,
     Subscribe,
     Unsubscribe,
 )
 from rmq.kernel.transport.embedded.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, kind_of, translate
 from rmq.kernel.transport.flow.coalescing import CoalescingThreads
-from rmq.kernel.transport.flow.steps import Await, Flow, InBackground, InThread, Park, Sleep, Step
+from rmq.kernel.transport.flow.steps import (
+    Await,
+    AwaitEvent,
+    Flow,
+    InBackground,
+    InThread,
+    Sleep,
+    Step,
+)
 from rmq.kernel.transport.single.driver import HAND_BACK_S
 from rmq.kernel.transport.single.driver_blocking import Driver
 from rmq.kernel.transport.single.server_commands import ServerCommands
 from rmq.kernel.transport.single.subscription import (
+    INTERRUPTED,
     PRECISION_S,
-    RUNG,
     SubscribedConnection,
     SubscriptionRefused,
 )
@@ -57,16 +65,16 @@ T = TypeVar("T")
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
-class Doorbell:
+class InterruptibleReader:
     """Reads replies from connections. Another thread can end a wait for a reply.
 
     Attributes:
-        heard_at: Monotonic time of the last reply. Before the first reply, time when this
+        last_reply_at: Monotonic time of the last reply. Before the first reply, time when this
             object was created.
     """
 
     def __init__(self, connection: Any) -> None:
-        self.heard_at = time.monotonic()
+        self.last_reply_at = time.monotonic()
         self._connections: dict[int, Any] = {}  # by file descriptor
         self._outside, self._inside = socket.socketpair()
         self._outside.setblocking(False)
@@ -88,7 +96,7 @@ class Doorbell:
             self._outside.send(b"!")
 
     def read(self, seconds: float) -> Any:
-        """Return one reply, None if no reply arrives in time, or RUNG if `wake` was called."""
+        """Return one reply, None after `seconds`, or INTERRUPTED if `wake` was called."""
         for connection in self._connections.values():
             if connection.can_read(timeout=0):
                 break
@@ -98,14 +106,14 @@ class Doorbell:
                 return None
             if self._inside.fileno() in ready:
                 self._inside.recv(4096)
-                return RUNG
+                return INTERRUPTED
             connection = self._connections[ready[0]]
         reply = connection.read_response(disconnect_on_error=False)
-        self.heard_at = time.monotonic()
+        self.last_reply_at = time.monotonic()
         return reply
 
     def close(self) -> None:
-        """Close the socket pair of the doorbell. The connections stay open."""
+        """Close the socket pair. The connections stay open."""
         self._outside.close()
         self._inside.close()
 
@@ -186,14 +194,14 @@ class Transport(Driver):
             return self._start_in_background(step)
         if isinstance(step, Await):
             raise AssertionError(f"a blocking client has no loop to await {step.awaitable!r} in")
-        if isinstance(step, Park):
-            return self._park(step)
+        if isinstance(step, AwaitEvent):
+            return self._await_event(step)
         assert isinstance(step, InThread)
         return step.call()
 
-    def _park(self, step: Park) -> None:
+    def _await_event(self, step: AwaitEvent) -> None:
         event = threading.Event()
-        step.parked.wake_by(event.set)
+        step.event.on_set(event.set)
         event.wait(step.seconds)
 
     def _start_in_background(self, step: InBackground) -> None:
@@ -213,8 +221,8 @@ class Transport(Driver):
         if isinstance(operation, Exchange):
             return self._exchange(operation.packed, operation.count)
         if isinstance(operation, Read):
-            waiting: Doorbell = operation.subscribed.waiting
-            return waiting.read(operation.timeout_s)
+            reader: InterruptibleReader = operation.subscribed.reader
+            return reader.read(operation.timeout_s)
         if isinstance(operation, Pause):
             return time.sleep(operation.seconds)
         if isinstance(operation, RestartEmbedded):
@@ -223,7 +231,7 @@ class Transport(Driver):
             return self._subscribed(operation)
         if isinstance(operation, Unsubscribe):
             return self.unsubscribe(operation.subscription)
-        assert isinstance(operation, SendWords)
+        assert isinstance(operation, SendCommand)
         return operation.connection.send_command(*operation.words)
 
     # --- subscriptions ---------------------------------------------------------------------------
@@ -247,8 +255,8 @@ class Transport(Driver):
         """
         return callers.is_used_by(threading.get_ident())
 
-    def _doorbell(self, connection: Any) -> Doorbell:
-        return Doorbell(connection)
+    def _new_reader(self, connection: Any) -> InterruptibleReader:
+        return InterruptibleReader(connection)
 
     def _disconnect(self, connection: Any) -> None:
         connection.disconnect()
@@ -283,7 +291,7 @@ class Listener:
         self.has_missed = True
 
     @property
-    def is_heard(self) -> bool:
+    def is_active(self) -> bool:
         """Whether Redis has confirmed the subscription to all channels."""
         return self._subscribed is not None and not self._subscribed.refused
 
@@ -291,7 +299,7 @@ class Listener:
         """End the current or the next wait of the waiting thread."""
         subscribed = self._subscribed
         if subscribed is not None:
-            subscribed.waiting.wake()
+            subscribed.reader.wake()
 
     def add(self, channel: bytes) -> bool:
         """Subscribe to one more channel.
@@ -342,8 +350,8 @@ class Listener:
             raise redis.ConnectionError("other connections of this client have died")
         while True:
             left_s = 0.0 if signals else max(0.0, until - time.monotonic() - PRECISION_S)
-            reply = subscribed.waiting.read(left_s)
-            if reply is RUNG:
+            reply = subscribed.reader.read(left_s)
+            if reply is INTERRUPTED:
                 return
             if reply is None:
                 if not left_s:
@@ -380,4 +388,4 @@ class Listener:
             for connection in (subscribed.connection, *subscribed.others.values()):
                 with contextlib.suppress(*REDIS_ERRORS):
                     connection.disconnect()
-            subscribed.waiting.close()
+            subscribed.reader.close()

@@ -73,7 +73,7 @@ class AsyncDriver:
     async def _perform(self, operation: Operation) -> Any:
         raise NotImplementedError
 
-    def _doorbell(self, connection: Any) -> Any:
+    def _new_reader(self, connection: Any) -> Any:
         """Return an object that reads from a connection. Another task can end its waits."""
         raise NotImplementedError
 
@@ -234,14 +234,14 @@ class AsyncDriver:
                 raise
             failure = as_not_connected(error)  # a subscription changes nothing on the server
         else:
-            return SubscribedConnection(connection, epoch, refused, self._doorbell(connection))
+            return SubscribedConnection(connection, epoch, refused, self._new_reader(connection))
         raise failure
 
     def interrupt(self, subscription: Subscription) -> None:
         """End another task's wait on its subscription: the current wait or the next wait."""
         subscribed = subscription.connection
         if isinstance(subscribed, SubscribedConnection):
-            subscribed.waiting.wake()
+            subscribed.reader.wake()
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""
@@ -249,4 +249,4 @@ class AsyncDriver:
         if isinstance(subscribed, SubscribedConnection):
             with contextlib.suppress(*REDIS_ERRORS):
                 await self._disconnect(subscribed.connection)
-            subscribed.waiting.close()
+            subscribed.reader.close()

@@ -108,7 +108,7 @@ class ServerCommands:
         """Remove the transaction from a command if this server refuses transactions."""
         if not command.write or (yield from self.accepts_transactions(command.keys[0])):
             return command
-        return command.alone()
+        return command.without_transaction()
 
     def first_command(self, command: Command[Any]) -> Operations[Any]:
         """Execute a command that writes a large body, in a transaction if the server allows one."""
@@ -138,7 +138,7 @@ class ServerCommands:
             return divided.join(values)
 
         def attempt() -> Operations[Any]:
-            repeated = command.again()
+            repeated = command.as_repeat()
             try:
                 return (yield from self._call(repeated))
             except redis.ResponseError as failure:

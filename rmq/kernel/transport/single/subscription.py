@@ -19,7 +19,7 @@ from rmq.kernel.transport.connections.operations import (
     Operations,
     Pause,
     Read,
-    SendWords,
+    SendCommand,
     Subscribe,
     Unsubscribe,
 )
@@ -36,7 +36,7 @@ def node_for(wanted: Subscribe, table: SlotTable) -> Node | None:
     node.
     """
     node = table.node_of(hash_slot(wanted.shard)) if wanted.shard else None
-    return table.any_node() if node is None or node in table.suspects else node
+    return table.any_node() if node is None or node in table.failed_nodes else node
 
 
 def note_node(subscribed: SubscribedConnection, wanted: Subscribe, node: Node) -> None:
@@ -59,15 +59,15 @@ def follow(subscription: Subscription, table: SlotTable) -> None:
     subscribed = subscription.connection
     if isinstance(subscribed, SubscribedConnection) and subscription.accepts_hand_overs:
         node = table.node_of(hash_slot(subscription.slot_channel))
-        if node not in (None, subscribed.node) and node not in table.suspects:
-            subscription.is_deaf = True
+        if node not in (None, subscribed.node) and node not in table.failed_nodes:
+            subscription.must_reconnect = True
 
 
 log = logging.getLogger("rmq")
 
 PING_S = 10.0  # a subscription sends a PING after this silence
 PONG_S = 5.0  # longest wait for the reply to PING
-RUNG: Any = object()  # result of a read that was interrupted
+INTERRUPTED: Any = object()  # result of a read that was interrupted
 PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coarse to be on time
 
 
@@ -78,7 +78,7 @@ class SubscribedConnection:
         connection: A connection of redis-py.
         epoch: Epoch of the pool when the connection was made.
         refused: Channels to which the connection could not subscribe, with the errors.
-        waiting: Doorbell that reads from the connection, and lets another thread or task end a
+        reader: Object that reads from the connection, and lets another thread or task end a
             wait.
 
     Attributes:
@@ -88,11 +88,10 @@ class SubscribedConnection:
         shards: Node of each added shard channel, by hash slot.
     """
 
-    is_heard = True
+    is_active = True
 
     __slots__ = (
-        "_pinged_at", "connection", "epoch", "node", "others", "refused", "shards",
-        "waiting",
+        "_pinged_at", "connection", "epoch", "node", "others", "reader", "refused", "shards",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +99,7 @@ class SubscribedConnection:
         connection: Any,
         epoch: int,
         refused: Mapping[bytes, Exception] = MappingProxyType({}),
-        waiting: Any = None,
+        reader: Any = None,
     ) -> None:
         self.connection = connection
         self.epoch = epoch
@@ -108,7 +107,7 @@ class SubscribedConnection:
         self.node: tuple[str, int] | None = None
         self.others: dict[tuple[str, int], Any] = {}
         self.shards: dict[int, tuple[str, int]] = {}
-        self.waiting = waiting
+        self.reader = reader
         self._pinged_at = 0.0  # a reply that was read after this time has answered the PING
 
     def is_to_ping(self) -> bool:
@@ -116,8 +115,8 @@ class SubscribedConnection:
 
         The method then assumes that the caller sends the PING.
         """
-        now, heard_at = time.monotonic(), self.waiting.heard_at
-        if self._pinged_at > heard_at or now < heard_at + PING_S:
+        now, last_reply_at = time.monotonic(), self.reader.last_reply_at
+        if self._pinged_at > last_reply_at or now < last_reply_at + PING_S:
             return False
         self._pinged_at = now
         return True
@@ -151,7 +150,7 @@ class SubscribedConnection:
             redis.ConnectionError: The server did not answer a PING in time, so the connection is
                 dead.
         """
-        is_unanswered = self._pinged_at > self.waiting.heard_at
+        is_unanswered = self._pinged_at > self.reader.last_reply_at
         if is_unanswered and time.monotonic() > self._pinged_at + PONG_S:
             raise redis.ConnectionError(f"a subscription did not answer for {PONG_S:g} s")
 
@@ -164,7 +163,7 @@ class SubscriptionRefused:
     """
 
     RETRY_S = 60.0
-    is_heard = False
+    is_active = False
     logged = False  # whether this process has logged the refusal
     no_hand_over_logged = False
 
@@ -222,16 +221,16 @@ def await_signal(
             subscription.connection = None
     else:
         try:
-            if subscription.is_deaf:
+            if subscription.must_reconnect:
                 raise redis.ConnectionError("a subscription does not receive published messages")
             if subscribed.epoch != epoch:
                 raise redis.ConnectionError("other connections of this client have died")
             for channel in subscription.missing_channels():
-                yield SendWords(subscribed.connection, "SUBSCRIBE", channel)
+                yield SendCommand(subscribed.connection, "SUBSCRIBE", channel)
             yield from _read_signals(subscription, subscribed, until, signals)
             if until - time.monotonic() > seconds - PRECISION_S:
                 # The signal was there before the wait, so more signals may be there.
-                while (reply := (yield Read(subscribed, 0))) not in (None, RUNG):
+                while (reply := (yield Read(subscribed, 0))) not in (None, INTERRUPTED):
                     subscribed.note_reply(reply, signals, subscription)
         except REDIS_ERRORS:
             yield Unsubscribe(subscription)
@@ -273,9 +272,9 @@ def _read_signals(
                 yield Pause(left_s)
             return
         if subscribed.is_to_ping():
-            yield SendWords(subscribed.connection, "PING")
+            yield SendCommand(subscribed.connection, "PING")
         reply = yield Read(subscribed, left_s - PRECISION_S)
-        if reply is RUNG:
+        if reply is INTERRUPTED:
             return
         if reply is None:
             subscribed.note_silence()

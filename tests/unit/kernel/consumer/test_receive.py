@@ -153,13 +153,13 @@ def test_a_topic_that_has_fewer_slots_now_waits_for_no_master_of_the_others() ->
     state = receive_state(3)
     away = Unavailable("its master is away")
     away._repeat_for = 60.0
-    assert state.away_slots.note(2, away)
+    assert state.unreachable_slots.note(2, away)
     state.context.open_with(Settings(slots=2), b"2")
 
     steps, batches = run_with_replies(receive.receive(state, 1, 0), [-1, -1])
 
     assert (steps, batches) == (["next_ready"], [])
-    assert not state.away_slots
+    assert not state.unreachable_slots
 
 
 @pytest.mark.parametrize("slots", [2, 4])

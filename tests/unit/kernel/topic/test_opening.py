@@ -96,7 +96,7 @@ def test_slots_whose_masters_are_away_are_left_out_and_tried_again_soon() -> Non
 
     assert all(call.fails_fast for call in tries[0].commands)
     assert context.is_ready
-    context.fresh_until -= opening.AWAY_S
+    context.fresh_until -= opening.UNREACHABLE_RETRY_S
     assert context.is_old()
     following = opening.ensure_open(context)
     next(following)

@@ -76,14 +76,14 @@ def test_a_node_that_did_not_answer_is_asked_again_within_a_second(
     table.note_failed(A, took_s)
 
     now += pause_s * 0.99
-    assert table.is_away(A) == (took_s is not None)
+    assert table.is_unreachable(A) == (took_s is not None)
     now += pause_s * 0.02
-    assert not table.is_away(A)
+    assert not table.is_unreachable(A)
 
 
 def test_suspects_are_asked_last(table: SlotTable) -> None:
-    table.suspects = {A, B}
+    table.failed_nodes = {A, B}
     assert table.candidates()[0] == C
     assert table.any_node() in (A, B)  # better than none
-    table.suspects = {A}
+    table.failed_nodes = {A}
     assert {table.any_node() for _ in range(50)} == {B}

@@ -19,8 +19,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_subscription_is_sent_one_ping_after_a_long_silence(clock: Clock) -> None:
-    doorbell = SimpleNamespace(heard_at=clock.now)
-    subscribed = SubscribedConnection(None, 1, waiting=doorbell)
+    reader = SimpleNamespace(last_reply_at=clock.now)
+    subscribed = SubscribedConnection(None, 1, reader=reader)
     assert not subscribed.is_to_ping()
 
     clock.now += PING_S + 0.1
@@ -30,11 +30,11 @@ def test_a_subscription_is_sent_one_ping_after_a_long_silence(clock: Clock) -> N
 
 
 def test_any_reply_is_a_sign_of_life(clock: Clock) -> None:
-    doorbell = SimpleNamespace(heard_at=clock.now)
-    subscribed = SubscribedConnection(None, 1, waiting=doorbell)
+    reader = SimpleNamespace(last_reply_at=clock.now)
+    subscribed = SubscribedConnection(None, 1, reader=reader)
     clock.now += PING_S + 0.1
     subscribed.is_to_ping()
-    doorbell.heard_at = clock.now = clock.now + 0.1
+    reader.last_reply_at = clock.now = clock.now + 0.1
 
     assert not subscribed.is_to_ping()
     clock.now += PING_S + 0.1

@@ -18,7 +18,7 @@ from rmq.kernel.transport.connections.operations import Subscribe
 from rmq.kernel.transport.flow.steps import Subscription
 from rmq.kernel.transport.hash_slots import SlotTable, hash_slot
 from rmq.kernel.transport.single import subscription as transport_subscription
-from rmq.kernel.transport.single.blocking import Doorbell
+from rmq.kernel.transport.single.blocking import InterruptibleReader
 from rmq.kernel.transport.single.subscription import SubscribedConnection
 
 CHANNEL = b"rmq:{orders_0}:wake"
@@ -62,28 +62,28 @@ def test_a_subscription_elsewhere_gives_up_its_connection(
 ) -> None:
     held = subscription(node)
     transport_subscription.follow(held, table)
-    assert held.is_deaf
+    assert held.must_reconnect
 
 
 def test_a_subscription_at_the_master_stays(table: SlotTable) -> None:
     held = subscription(HERE)
     transport_subscription.follow(held, table)
     assert held.is_sharded
-    assert not held.is_deaf
+    assert not held.must_reconnect
 
 
 def test_a_subscription_stays_while_the_master_does_not_answer(table: SlotTable) -> None:
     table.note_failed(HERE)
     held = subscription(THERE)
     transport_subscription.follow(held, table)
-    assert not held.is_deaf
+    assert not held.must_reconnect
 
 
 def test_a_subscription_of_several_slots_has_no_own_channel_and_stays(table: SlotTable) -> None:
     held = subscription(THERE)
     held.slot_channel = b""
     transport_subscription.follow(held, table)
-    assert not held.is_deaf
+    assert not held.must_reconnect
     assert not held.accepts_hand_overs
 
 
@@ -123,7 +123,7 @@ def test_a_node_that_stands_still_does_not_keep_who_subscribes_for_as_long_as_a_
         assert not transport.add_channel(held, CHANNEL)
 
         assert time.monotonic() - began < 10 * ANSWER_S
-        assert node in transport._table.suspects
+        assert node in transport._table.failed_nodes
         assert held.others == {}
 
 
@@ -143,12 +143,12 @@ class Held:
 def test_a_connection_is_watched_whose_sockets_number_was_that_of_a_closed_one() -> None:
     first, first_peer = socket.socketpair()
     second, peer = socket.socketpair()
-    doorbell, number = Doorbell(Held(first)), first.fileno()
+    reader, number = InterruptibleReader(Held(first)), first.fileno()
     first.close()
     os.dup2(second.fileno(), number)
     with first_peer, second, peer, socket.socket(fileno=number) as again:
-        doorbell.watch(Held(again))
+        reader.watch(Held(again))
         peer.send(b"four")
 
-        assert doorbell.read(1.0) == 4
-    doorbell.close()
+        assert reader.read(1.0) == 4
+    reader.close()
