@@ -52,7 +52,9 @@ class AsyncTopicHistory:
                 in this position are read from `since`, by default from their beginning.
             upto: Position at which to stop, for the slots in this position.
             slots: Indexes of the slots to read. Default: all slots that the topic has ever had.
-            limit: Maximum number of messages, 1 to 10 000. A page also ends after about 16 MiB.
+            limit: Maximum number of messages, 1 to 10 000. RMQ does not divide the messages of one
+                ack. So if `limit` is smaller, a page may have up to 100 messages. A page also ends
+                after about 16 MiB.
             stored: Whether to leave offloaded bodies in their store. If False, RMQ reads the bodies
                 if this process has access to the store.
 
