@@ -58,7 +58,7 @@ local function look_at_delivery(id, score, receipt)
   if not running then
     return 'i'
   end
-  if tonumber(score) >= FAR * 1000 then
+  if tonumber(score) >= QUERY_DEADLINE * 1000 then
     return 'q'
   end
   local delivery = tonumber(score) % 1000 -- as in lib/settle/cancel_requests

@@ -25,9 +25,11 @@ local first = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
 -- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', queries)
 -- Deliveries whose lease is missing, because somebody deleted the key, are given back at once.
-local lowest = redis.call('ZRANGEBYSCORE', prepare, string.format('%.0f', (SHARED + 1) * 1000),
-  string.format('(%.0f', (SHARED + SHARED_MOST + 1) * 1000), 'WITHSCORES', 'LIMIT', 0, 1)
-local stray = lowest[2] and string.format('%d', math.floor(tonumber(lowest[2]) / 1000) - SHARED)
+local lowest = redis.call('ZRANGEBYSCORE', prepare,
+  string.format('%.0f', (SHARED_DEADLINE + 1) * 1000),
+  string.format('(%.0f', (SHARED_DEADLINE + SHARED_MOST + 1) * 1000), 'WITHSCORES', 'LIMIT', 0, 1)
+local stray = lowest[2]
+  and string.format('%d', math.floor(tonumber(lowest[2]) / 1000) - SHARED_DEADLINE)
 if stray and not redis.call('ZSCORE', leases, stray) then
   first = { stray, 0 }
 end

@@ -233,7 +233,7 @@ local deadline, until_ms = math.ceil((now + lease) / 1000), leases_until
 if lease_number then
   --- @include "lib/leases/shared_leases"
   lease_number, lease_end = lease_for_take(lease_number, lease_end, lease, now, until_ms)
-  deadline, until_ms = SHARED + lease_number, math.min(until_ms or lease_end, lease_end)
+  deadline, until_ms = SHARED_DEADLINE + lease_number, math.min(until_ms or lease_end, lease_end)
 end
 if first_delivery > BY_CLOCK then
   first_delivery = number_by_clock(first_delivery, now_us)
@@ -260,7 +260,7 @@ if ordered then -- the slot has work when the lease of this batch ends
 elseif batch.gate or not batch.more then
   wait = next_ready_in(now_us, until_ms, nil, batch.gate)
 end
-if retries_left or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then
+if retries_left or string.byte(fields[MAX_RETRIES], 1) == RETRIES_CHANGED then
   retries = retries_text(batch)
 end
 bits = bits + (batch.any_large and LARGE_BODIES or 0)

@@ -22,7 +22,7 @@ repeat
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, id = ARGV[RUNS_FROM + 1], ARGV[RUNS_FROM + 3]
-  if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
+  if string.byte(call, 1) ~= SESSION_SIGN or string.byte(id, 1) >= KEPT then
     break -- the sender keeps the id, so the slot remembers it as settled
   end
   local is_next = is_next_call(last_call, call_number)

@@ -27,7 +27,7 @@ repeat
   end
   local receipt, _, id = unpack(ARGV, RUNS_FROM + 1)
   local place, positions, target, count, message = unpack(ARGV, BEHIND + 2)
-  if #id ~= MEMBER or string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT
+  if #id ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN or string.byte(id, 1) >= KEPT
       or target == place then
     break -- the sender keeps the id, or the follow-up is for this slot
   end
@@ -77,7 +77,7 @@ repeat
     break -- other consumers wait for this ack, or the message has more than a record
   end
   local receipt, _, id, _, keep_text, given = unpack(ARGV, RUNS_FROM + 1)
-  if #id ~= MEMBER or string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
+  if #id ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN or string.byte(id, 1) >= KEPT then
     break -- the sender keeps the id
   end
   local is_next = is_next_call(last_call, call_number)

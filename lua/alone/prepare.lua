@@ -23,7 +23,7 @@ Writes: none_due now now_us
 --- @include "lib/take/take_order"
 local ARGS = 8 -- number of arguments of a call that is not repeated
 repeat
-  if not last_call or #ARGV ~= ARGS or string.byte(call, 1) ~= AT then
+  if not last_call or #ARGV ~= ARGS or string.byte(call, 1) ~= SESSION_SIGN then
     break -- a new session removes unused sessions; a repeated call gets its first answer
   end
   if limit < 1 or limit > MOST or fields[CREATED] ~= created then
@@ -105,7 +105,7 @@ repeat
   end
   local record, failed = redis.call('HGET', records, id), nil
   failed = count_failed()
-  if failed > 0 or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then
+  if failed > 0 or string.byte(fields[MAX_RETRIES], 1) == RETRIES_CHANGED then
     break -- the reply must say how many retries remain
   end
   if not record or #record < FIXED or string.byte(record, 1) % HEADERS >= EXPIRES then
@@ -113,7 +113,7 @@ repeat
   end
 
   local expired = count_expired(now)
-  local deadline = lease_end and SHARED + shared or math.ceil((now + lease) / 1000)
+  local deadline = lease_end and SHARED_DEADLINE + shared or math.ceil((now + lease) / 1000)
   local receipt = receipt_text(deadline, fields[MAX_RETRIES], delivery)
   local deliveries = delivery_answer(deadline, delivery, id)
   local answer = session_answer(call_number, seconds, deliveries)

@@ -21,7 +21,7 @@ repeat
   if not last_call or ARGV[6] ~= '1' or #ARGV ~= BEFORE + 2 then
     break -- the ids of a new session are looked up; several messages share their work
   end
-  if #head ~= HEAD or #first_member ~= MEMBER or string.byte(call, 1) ~= AT then
+  if #head ~= HEAD or #first_member ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN then
     break -- the long form names the wrong argument
   end
   if fields[CREATED] ~= ARGV[5] or fields[CAPACITY] ~= '0' or fields[PAUSED_SEND] then

@@ -7,9 +7,9 @@ log with growing numbers. The key `queries` has one lease for all messages of a 
 list: its last id has the number `tail`, and each id before it has the number before. Ids leave the
 log at its beginning.
 
-The messages of one query_take are a page. They have the same deadline: FAR plus the number of the
-page, which grows along the log. So pages at the beginning of the log are one range of scores of the
-PrepareQueue.
+The messages of one query_take are a page. They have the same deadline: QUERY_DEADLINE plus the
+number of the page, which grows along the log. So pages at the beginning of the log are one range of
+scores of the PrepareQueue.
 
 After the lease has expired, ids may stay in the log for a time, up to the number `lapsed_to`. The
 query no longer has these messages in flight, but they may be in a batch that it has completed. They

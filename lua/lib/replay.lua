@@ -21,6 +21,7 @@ nothing, because an earlier copy may arrive later and would find messages that w
 --- @include "lib/session"
 --- @include "lib/split_call"
 local KEPT_S = 300
+local ANSWER_OFFSET = 12 -- from the first colon to the answer: 10 digits of the time, and `:`
 -- Fields that a new session reads: five for each field that is added. An answer may have 13 KB and
 -- is read as a whole.
 local SWEPT = 5
@@ -43,7 +44,7 @@ local function answer_in(kept, number)
     local colon = string.find(kept, ':', 1, true)
     local last = string.sub(kept, 1, colon - 1)
     if last == number then
-      return string.sub(kept, colon + 12)
+      return string.sub(kept, colon + ANSWER_OFFSET)
     end
     if tonumber(last) > tonumber(number) then
       fail('LATE', slot) -- the caller has sent another command since, and ignores this reply
@@ -67,7 +68,8 @@ local function sweep_sessions(now, count)
   local page = redis.call('HSCAN', slot, swept, 'COUNT', count)
   local fields, silent = page[2], {}
   for i = 1, #fields, 2 do
-    local since = string.byte(fields[i], 1) == AT and string.match(fields[i + 1], '^%d+:(%d+):')
+    local since = string.byte(fields[i], 1) == SESSION_SIGN
+      and string.match(fields[i + 1], '^%d+:(%d+):')
     if since and tonumber(since) < now / 1000 - KEPT_S then
       silent[#silent + 1] = fields[i]
     end

@@ -1,5 +1,5 @@
--- The argument `<session> <number>` of a call. The name of a session begins with @.
-local AT = 64 -- @
+-- The argument `<session> <number>` of a call.
+local SESSION_SIGN = 64 -- @, the first byte of the name of a session
 
 -- Return the session and the number of a call without checking them, for short forms. lib/replay
 -- checks them.

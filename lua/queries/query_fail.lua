@@ -79,7 +79,7 @@ local function letter_of(i)
   if marked[number] then
     return string.upper(string.match(marked[number], '%a'))
   end
-  local in_flight = number > expired_to and score and tonumber(score) >= FAR * 1000
+  local in_flight = number > expired_to and score and tonumber(score) >= QUERY_DEADLINE * 1000
   if not in_flight or number > handed_out then
     return '0'
   end

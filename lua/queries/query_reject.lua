@@ -65,7 +65,7 @@ end
 local ids, delivery_counts = {}, {}
 for i = 1, #page do
   local number, score = first + i, scores[i] and tonumber(scores[i])
-  if number > expired_to and not marked[number] and score and score >= FAR * 1000 then
+  if number > expired_to and not marked[number] and score and score >= QUERY_DEADLINE * 1000 then
     ids[#ids + 1] = page[i]
     delivery_counts[#ids] = math.max(1, tonumber(max_retries) - math.floor(score % 1000) + 1)
   end

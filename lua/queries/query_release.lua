@@ -82,7 +82,7 @@ end
 while from > 1 and bytes < READ_BYTES do
   from = from - 1
   local receipt = tonumber(scores[from] or nil)
-  if receipt and receipt >= FAR * 1000 then
+  if receipt and receipt >= QUERY_DEADLINE * 1000 then
     bytes = bytes + add_message(page[from], receipt)
   end
 end

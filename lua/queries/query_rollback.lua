@@ -48,7 +48,7 @@ local function expire_page()
   local scores, deadlines, ids, lefts = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
   for i = 1, #page do
     local score = scores[i] and tonumber(scores[i])
-    if score and score >= FAR * 1000 and not marked[expired_to + i] then
+    if score and score >= QUERY_DEADLINE * 1000 and not marked[expired_to + i] then
       deadlines[#deadlines + 1], deadlines[#deadlines + 2] = 1000 + score % 1000, page[i]
       ids[#ids + 1], lefts[#lefts + 1] = page[i], math.floor(score % 1000)
     end

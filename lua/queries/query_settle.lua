@@ -91,7 +91,7 @@ end
 -- A key of a wrong type stops the script here.
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
-local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', FAR * 1000)
+local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', QUERY_DEADLINE * 1000)
 local failed = redis.call('HLEN', failures)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 if size <= 0 then
@@ -121,12 +121,12 @@ end
 -- Return the number of the page of a message, or nil if it is not in flight for the query.
 local function page_of(id)
   local score = tonumber(redis.call('ZSCORE', prepare, id) or 0)
-  return score >= FAR * 1000 and math.floor(score / 1000) - FAR or nil
+  return score >= QUERY_DEADLINE * 1000 and math.floor(score / 1000) - QUERY_DEADLINE or nil
 end
 
 -- Return the number of messages on the pages up to this page, and the end of their range.
 local function count_pages(number)
-  local past = string.format('(%.0f', (FAR + number + 1) * 1000)
+  local past = string.format('(%.0f', (QUERY_DEADLINE + number + 1) * 1000)
   return redis.call('ZCOUNT', prepare, low, past), past
 end
 
@@ -205,7 +205,7 @@ if not high then
     if marked[number] then
       return -- query_fail took it out of the batch
     end
-    if number > expired_to and scores[i] and tonumber(scores[i]) >= FAR * 1000 then
+    if number > expired_to and scores[i] and tonumber(scores[i]) >= QUERY_DEADLINE * 1000 then
       ids[#ids + 1] = page[i]
       return
     end

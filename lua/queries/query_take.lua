@@ -98,13 +98,13 @@ local page = has_messages and tonumber(state[PAGE] or 0) + 1 or 1
 local receipts = {}
 if fields[ORDERED] then
   -- A message that is given back goes to its former place, by its delivery number.
-  receipts = receipts_of(ids, n, FAR + page, delivery, max_retries, retries_left)
+  receipts = receipts_of(ids, n, QUERY_DEADLINE + page, delivery, max_retries, retries_left)
 else
-  local fresh = receipt_text(FAR + page, max_retries, delivery)
+  local fresh = receipt_text(QUERY_DEADLINE + page, max_retries, delivery)
   for i = 1, n do
     local receipt = fresh
     if retries_left and retries_left[i] then
-      receipt = receipt_text(FAR + page, retries_left[i], delivery)
+      receipt = receipt_text(QUERY_DEADLINE + page, retries_left[i], delivery)
     end
     receipts[2 * i - 1], receipts[2 * i] = receipt, ids[i]
   end

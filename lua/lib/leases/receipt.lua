@@ -13,12 +13,13 @@ local DELIVERY_CYCLE = 2048 -- number of successive deliveries that differ in th
 -- 1e4 / 2048. A double of this size has at most 13 bits for the fraction, so four decimals name
 -- exactly one receipt, and the append-only file has seven bytes less for each message.
 local DELIVERY_UNIT = 4.8828125
-local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065; largest number of a lease
+local SHARED_DEADLINE = 3000000000 -- the year 2065
+local SHARED_MOST = 900000000 -- largest number of a shared lease
 local RUNS_FROM = 6 -- where the runs of receipts begin in ARGV (lib/leases/receipt_runs)
-local FAR = 4000000000 -- the year 2096
--- + as a byte, before `max_retries` of a slot. That setting was changed, so replies say how many
--- retries remain to each message.
-local RECOUNTED = 43
+local QUERY_DEADLINE = 4000000000 -- the year 2096
+-- The first byte of the field `max_retries` of a slot if the setting was changed. Replies then say
+-- how many retries remain to each message.
+local RETRIES_CHANGED = 43 -- +
 
 -- Return the receipt of a delivery as text.
 --- @inline

@@ -2,9 +2,9 @@
 Shared leases: one lease for all deliveries of a slot to a worker process.
 
 A lease has a number, and `leases` has its end. The deadline in the receipts of its deliveries is
-SHARED + number, a time that never comes. So these deliveries are one range of the PrepareQueue, and
-a renewal of the lease changes none of them. An end of 0 says that the deliveries are being rolled
-back, and that the lease can no longer be renewed.
+SHARED_DEADLINE + number, a time that never comes. So these deliveries are one range of the
+PrepareQueue, and a renewal of the lease changes none of them. An end of 0 says that the deliveries
+are being rolled back, and that the lease can no longer be renewed.
 
 `leases_until` of the slot is the end of the first lease of a query, or shared lease. It is never
 too late. If it is too early, the next rollback corrects it.
@@ -15,14 +15,14 @@ too late. If it is too early, the next rollback corrects it.
 
 -- Return the range of scores of the deliveries under a shared lease.
 local function range_of(number)
-  local first = (SHARED + number) * 1000
+  local first = (SHARED_DEADLINE + number) * 1000
   return string.format('%.0f', first), string.format('(%.0f', first + 1000)
 end
 
 -- Return the end of the shared lease of a receipt, epoch ms; '' if the delivery has a lease of its
 -- own, or belongs to a query.
 local function shared_end(receipt)
-  local number = math.floor(receipt / 1000) - SHARED
+  local number = math.floor(receipt / 1000) - SHARED_DEADLINE
   if number < 1 or number > SHARED_MOST then
     return ''
   end

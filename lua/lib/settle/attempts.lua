@@ -33,6 +33,7 @@ local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the wo
 -- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a
 -- time. Each has up to 72 KiB.
 local ENTRIES_AT_ONCE = 64
+local LEASE_EXPIRED = 108 -- l, the reason of an attempt whose lease expired
 local UNREADABLE = '\0\1f\0\0\0\0\0\0\0\146\170unreadable\160'
 
 -- Split an entry into when, flags, details, and earlier attempts: a table with the number of
@@ -140,7 +141,7 @@ local function failure_entry(entry, left, made, reason, details, now)
   at, flags, before, earlier = read_entry(entry)
   local attempts, kept, items = earlier.attempts, earlier.kept, earlier.items
   details = details or before
-  if reason == 'l' and former_reason == 108 and former_made == made then
+  if reason == 'l' and former_reason == LEASE_EXPIRED and former_made == made then
     own = flags - flags % 8 -- query_rollback has noted this delivery and its time
   else
     local item_flags, texts = item_texts(details, before)

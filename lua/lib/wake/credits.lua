@@ -120,7 +120,7 @@ end
 --- @inline
 local function deadline_of(lease, now)
   if string.byte(lease, 1) == UNDER_SHARED then
-    return SHARED + string.sub(lease, 2)
+    return SHARED_DEADLINE + string.sub(lease, 2)
   end
   return math.ceil((now + lease) / 1000)
 end

@@ -111,7 +111,7 @@ end
 -- receives them, the messages stay in the StoreQueue.
 local function hand_over(batch, credit, state)
   local first_delivery, retries = state.delivered + 1, ''
-  if batch.any_failed or state.is_recounted then
+  if batch.any_failed or state.are_retries_changed then
     retries = table.concat(batch.retries)
   end
   local deadline = deadline_of(credit.lease, state.now)
@@ -182,7 +182,8 @@ local function serve_sleepers(channel, index, now)
     left_over = hand_over_waiting(credits, {
       index = index, now = now, seconds = string.format('%010d', now / 1000), cost = 0,
       past = string.format('(%.0f', now + 1), left_over = true,
-      max_retries = tonumber(max_retries), is_recounted = string.byte(max_retries, 1) == RECOUNTED,
+      max_retries = tonumber(max_retries),
+      are_retries_changed = string.byte(max_retries, 1) == RETRIES_CHANGED,
       any_entries = redis.call('HLEN', failures) > 0, accepted = tonumber(accepted or 0),
       delivered = tonumber(delivered or 0), takes = tonumber(takes or 0),
     })

@@ -35,7 +35,7 @@ local function hand_over_alone(message, index, now)
   end
   local delivery = delivered + 1
   local retries = '' -- retries remaining, as a byte
-  if string.byte(max_retries, 1) == RECOUNTED then
+  if string.byte(max_retries, 1) == RETRIES_CHANGED then
     retries = string.char(tonumber(max_retries))
   end
   redis.call('HSET', records, member, record)

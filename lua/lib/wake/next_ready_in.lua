@@ -38,7 +38,7 @@ local function next_ready_in(now_us, leases_until, ordered_until, gate)
   local lease = redis.call('ZRANGE', prepare, 0, 0, 'WITHSCORES')
   if lease[2] then
     local deadline = math.floor(tonumber(lease[2]) / 1000) * 1000
-    deadline = deadline < SHARED * 1000 and deadline or math.huge
+    deadline = deadline < SHARED_DEADLINE * 1000 and deadline or math.huge
     if ordered_until then
       field = ready and 'blocked' or field
       ready = deadline

@@ -35,7 +35,7 @@ from rmq.kernel.transport.lua import script_loader
 REPORT_BYTES = (
     500  # maximum bytes of a report, as JSON; equal to REPORT_MOST in lua/queries/query_renew.lua
 )
-QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; equal to FAR in lua/lib/query.lua
+QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; QUERY_DEADLINE in lua
 
 
 class QueryLog(NamedTuple):
