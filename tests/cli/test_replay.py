@@ -64,6 +64,20 @@ def test_refused_messages_make_a_partial_exit(run, acked, client):
     assert "not all messages were sent: 1 too large; which ones: rmq job show" in done.stderr
 
 
+def test_a_resumed_job_ends_like_the_command_that_began_it(run, acked, client):
+    acked.send("x" * 3000)
+    settle(acked, 1)
+    other = client.topic(f"{acked.name}-other", max_body=1000)
+    other.open()
+
+    started = run("replay", acked.name, "--since", "1h", "--to", other.name, "--detach", "--yes")
+    id = started.stdout.strip()
+    resumed = run("job", "resume", id)
+
+    assert resumed.exit_code == 4
+    assert f"1 message not sent; which ones: rmq job show {id} --outcomes N" in resumed.stderr
+
+
 def test_nothing_matches_and_wrong_times(run, acked, topic):
     none = run("replay", topic.name, "--since", "1h", "--filter", "type=none", "--yes")
     wrong = run("replay", topic.name, "--since", "yesterday")

@@ -9,7 +9,7 @@ import click
 
 import rmq
 from rmq.cli_framework import output, text
-from rmq.cli_framework.app import CommandGroup
+from rmq.cli_framework.app import PARTLY, CommandGroup, Failed
 from rmq.cli_framework.confirm import progress
 from rmq.cli_framework.options import common_options
 from rmq.cli_framework.tables import Column
@@ -172,6 +172,11 @@ def resume(id: str, detach: bool) -> None:
             return
         found = work(client, found)
     common.report(_fields(found), f"{id}: {found.state}, {_progress_text(found)} done")
+    if found.lost_to:
+        raise Failed(lost_text(found), PARTLY)
+    if found.refused:
+        count = text.plural(sum(found.refused.values()), "message")
+        raise Failed(f"{count} not sent; which ones: rmq job show {id} --outcomes N", PARTLY)
 
 
 @job.command(examples=("rmq job stop orders.1a2b3c4d",))
