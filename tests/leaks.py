@@ -29,7 +29,7 @@ RUN = "RMQ_TEST_RUN"  # the environment of all that a run starts names it
 # Threads of libraries, which live as long as the process: Playwright's, OpenTelemetry's.
 # Those of AnyIO end with the event loop of their server, which tests of a file may share.
 # One of RMQ's waits for the end of a process in which a worker has ended otherwise than with 0.
-SHARED_THREADS = ("MainThread", "Otel", "playwright", "AnyIO", "rmq-fakeredis", "rmq-leave")
+SHARED_THREADS = ("MainThread", "Otel", "playwright", "AnyIO", "rmq-fakeredis", "rmq-exit")
 
 CONNECTION = "process_request_thread"  # of fakeredis' server, which all tests of a process share
 # One for a process of tests: the fork server, and the server of rmq.testing.

@@ -29,7 +29,7 @@ from rmq.kernel.core import packages, process
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.worker.supervisor.process import ControlChannel
 from rmq.worker.supervisor.supervisor import Supervisor
-from rmq.worker.worker import FINISHED, end_after, leave_now
+from rmq.worker.worker import FINISHED, exit_after, exit_now
 
 if TYPE_CHECKING:
     from rmq.worker.supervisor.probes import Probes
@@ -270,10 +270,10 @@ def _exit_process(code: int) -> int:
     """
     exiting = threading.Event()
     exiting.set()
-    end_after(exiting, code)
+    exit_after(exiting, code)
     if code != FINISHED:
         atexit._run_exitfuncs()
-        leave_now(code)
+        exit_now(code)
     return code
 
 

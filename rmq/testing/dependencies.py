@@ -11,7 +11,7 @@ from rmq.errors import InvalidType, LifespanFailed
 from rmq.kernel.handlers import dependencies
 from rmq.kernel.handlers.dependencies import Dependencies
 from rmq.kernel.handlers.scopes import open_node
-from rmq.worker.process_scope import ProcessScope, TaskHolder
+from rmq.worker.process_scope import ProcessScope, TaskScope
 
 
 @contextmanager
@@ -49,7 +49,7 @@ class DrainedScope:
     ) -> None:
         self._scope = ProcessScope(lifespans, handled)
         self._stack = ExitStack()
-        self._holder: TaskHolder | None = None
+        self._task_scope: TaskScope | None = None
         self.values = self._scope.values
         self.needs_loop = self._scope.needs_loop
 
@@ -70,9 +70,9 @@ class DrainedScope:
         self.open()
         if self.needs_loop:
             loop = asyncio.get_running_loop()
-            self._holder = TaskHolder(self._scope.async_nodes, self.values, loop)
-            self._holder.start()
-            await asyncio.wrap_future(self._holder.opened)
+            self._task_scope = TaskScope(self._scope.async_nodes, self.values, loop)
+            self._task_scope.start()
+            await asyncio.wrap_future(self._task_scope.opened)
 
     def close(self) -> None:
         """Close the lifespans and dependencies that are not async. Their errors are raised."""
@@ -83,10 +83,10 @@ class DrainedScope:
 
         Errors of async functions are only logged. Errors of other functions are raised.
         """
-        holder, self._holder = self._holder, None
+        open_scope, self._task_scope = self._task_scope, None
         try:
-            if holder is not None:
-                holder.ask_to_end()
-                await asyncio.wrap_future(holder.closed)
+            if open_scope is not None:
+                open_scope.request_end()
+                await asyncio.wrap_future(open_scope.closed)
         finally:
             self.close()

@@ -31,7 +31,7 @@ from rmq.kernel.transport.flow.steps import Flow
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
-from rmq.worker.handled_topic import Show, close_flows, make_flows, show_for
+from rmq.worker.handled_topic import MakeDelivery, close_flows, delivery_maker, make_flows
 from rmq.worker.receiving.claiming import claim_keys
 from rmq.worker.running.invoker import CancellableInvoker, invoker_class
 from rmq.worker.running.invoker_blocking import PlainInvoker
@@ -114,11 +114,13 @@ class _Recorder(Interceptor):
 class DrainedHandler:
     """A handler, and the code of the worker that runs it."""
 
-    def __init__(self, handler: Handler, show: Show, hooks: Hooks, process_values: Values) -> None:
+    def __init__(
+        self, handler: Handler, make: MakeDelivery, hooks: Hooks, process_values: Values
+    ) -> None:
         self.handler = handler
         check_hooks(hooks, [handler])
         self.invoker = invoker_class(handler)(
-            handler, show, hooks.inside(_Recorder(self)), None, process_values
+            handler, make, hooks.inside(_Recorder(self)), None, process_values
         )
         self.raised: BaseException | None = None
 
@@ -181,7 +183,7 @@ class DrainedTopic:
         self._flows = make_flows(handlers)
         self._drained = {
             handler: DrainedHandler(
-                handler, show_for(handler, self._flows, transport), hooks, process_values
+                handler, delivery_maker(handler, self._flows, transport), hooks, process_values
             )
             for handler in handlers
         }

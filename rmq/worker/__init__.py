@@ -5,7 +5,7 @@ running_worker   the parts of a worker that has started
 recycling        limits after which a new process replaces this process
 engine           combines the four stages below, for all handlers
 receiving/       receives the messages of all topics in one thread
-holding/         keeps deliveries in one queue for each handler
+queues/          keeps deliveries in one queue for each handler
 running/         calls handlers in threads and tasks, and decides how to settle
 settling/        settles many deliveries in one call
 handled_topic    data of one topic that the stages share

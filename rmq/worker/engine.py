@@ -21,7 +21,7 @@ from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.leases import LeaseTracker, WorkerMemory
-from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.queues.handler_queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed
 from rmq.worker.receiving.fetcher import Fetcher
 from rmq.worker.running.event_loop import LoopHeartbeat

@@ -23,7 +23,7 @@ log = logging.getLogger("rmq")
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # pauses before a failed call is repeated
 
-Show = Callable[
+MakeDelivery = Callable[
     [InnerDelivery], DeliveryData
 ]  # makes the object that a program gets for a delivery
 
@@ -94,7 +94,7 @@ def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
     return flows
 
 
-def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
+def delivery_maker(handler: Handler, flows: ConsumerFlows, transport: Transport) -> MakeDelivery:
     """Return a function that creates the `Delivery` or `AsyncDelivery` object for a handler.
 
     A worker talks to Redis with blocking calls. If an async handler settles its delivery, the call

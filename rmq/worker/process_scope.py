@@ -23,7 +23,7 @@ log = logging.getLogger("rmq")
 CHECK_S = 0.05  # time between two checks for an interrupted start
 
 
-class _Holder:
+class _OpenScope:
     """Keeps lifespans and dependencies open in one thread or task.
 
     Lifespans and dependencies are called nodes. Some context managers, for example task groups,
@@ -57,7 +57,7 @@ class _Holder:
     def start(self) -> None:
         raise NotImplementedError
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the thread or task to close its lifespans and dependencies.
 
         The call returns immediately. It works even while the lifespans and dependencies are being
@@ -66,7 +66,7 @@ class _Holder:
         raise NotImplementedError
 
 
-class _ThreadHolder(_Holder):
+class _ThreadScope(_OpenScope):
     """Keeps the lifespans and dependencies that are not async open in a thread."""
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class _ThreadHolder(_Holder):
                 self._failed_to_close(error)
         self.closed.set_result(None)
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the thread to close its lifespans and dependencies.
 
         If the thread is opening one of them, the thread finishes this step first.
@@ -105,7 +105,7 @@ class _ThreadHolder(_Holder):
         self._ending.set()
 
 
-class TaskHolder(_Holder):
+class TaskScope(_OpenScope):
     """Keeps async lifespans and dependencies open in a task."""
 
     def __init__(
@@ -151,7 +151,7 @@ class TaskHolder(_Holder):
             with suppress(InvalidStateError):  # it was cancelled when it began
                 self.closed.set_result(None)
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the task to close its lifespans and dependencies.
 
         If the task is opening one of them, the task cancels this step.
@@ -193,21 +193,21 @@ class ProcessScope:
         self.async_nodes = [node for node in nodes if node.is_async]
         self.values: Values = {}
         self.failed = False
-        self._holders: list[_Holder] = []
+        self._open_scopes: list[_OpenScope] = []
 
     @property
     def needs_loop(self) -> bool:
         """Whether the nodes need an event loop because at least one is async."""
         return bool(self.async_nodes)
 
-    def _make_holders(self, loop: asyncio.AbstractEventLoop | None) -> list[_Holder]:
-        holders: list[_Holder] = []
+    def _make_open_scopes(self, loop: asyncio.AbstractEventLoop | None) -> list[_OpenScope]:
+        open_scopes: list[_OpenScope] = []
         if self.plain_nodes:
-            holders.append(_ThreadHolder(self.plain_nodes, self.values))
+            open_scopes.append(_ThreadScope(self.plain_nodes, self.values))
         if self.async_nodes:
             assert loop is not None
-            holders.append(TaskHolder(self.async_nodes, self.values, loop))
-        return holders
+            open_scopes.append(TaskScope(self.async_nodes, self.values, loop))
+        return open_scopes
 
     def open(self, loop: asyncio.AbstractEventLoop | None, is_stopping: Callable[[], bool]) -> bool:
         """Open all lifespans and dependencies, and wait until they are open.
@@ -222,13 +222,13 @@ class ProcessScope:
         Raises:
             LifespanFailed: A node raised an error.
         """
-        for holder in self._make_holders(loop):
-            self._holders.append(holder)
-            holder.start()
-            while not wait((holder.opened,), CHECK_S).done:
+        for open_scope in self._make_open_scopes(loop):
+            self._open_scopes.append(open_scope)
+            open_scope.start()
+            while not wait((open_scope.opened,), CHECK_S).done:
                 if is_stopping():
                     return False
-            error = holder.opened.exception()
+            error = open_scope.opened.exception()
             if error is not None:
                 self.failed = True
                 raise error
@@ -237,17 +237,17 @@ class ProcessScope:
     def close(self, wait_s: float) -> None:
         """Close all lifespans and dependencies in reverse order, in at most `wait_s` seconds."""
         until = time.monotonic() + wait_s
-        while self._holders:
-            holder = self._holders.pop()
-            holder.ask_to_end()
-            wait((holder.closed,), max(0.0, until - time.monotonic()))
-            self._check_end(holder)
+        while self._open_scopes:
+            open_scope = self._open_scopes.pop()
+            open_scope.request_end()
+            wait((open_scope.closed,), max(0.0, until - time.monotonic()))
+            self._check_end(open_scope)
 
-    def _check_end(self, holder: _Holder) -> None:
-        if not holder.closed.done():
+    def _check_end(self, open_scope: _OpenScope) -> None:
+        if not open_scope.closed.done():
             self.failed = True
             log.error("a lifespan, or a dependency of the process, was not closed in time")
-            if isinstance(holder, TaskHolder):
-                holder.cancel()
+            if isinstance(open_scope, TaskScope):
+                open_scope.cancel()
             return
-        self.failed = self.failed or holder.has_failed
+        self.failed = self.failed or open_scope.has_failed

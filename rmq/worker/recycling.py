@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.queues.handler_queue import HandlerQueue
 
 JITTER = 0.1  # random part of max_messages, so that processes do not end at the same time
 MEMORY_EVERY_S = 2.0  # time between two checks of the memory

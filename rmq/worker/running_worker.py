@@ -24,9 +24,9 @@ from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import WorkerMemory
-from rmq.worker.holding.prefetch import most_begun, most_in_flight
-from rmq.worker.holding.queue import HandlerQueue
 from rmq.worker.process_scope import ProcessScope
+from rmq.worker.queues.handler_queue import HandlerQueue
+from rmq.worker.queues.prefetch import most_begun, most_in_flight
 from rmq.worker.receiving.feed import HAND_OVERS
 from rmq.worker.recycling import RecyclingLimits
 from rmq.worker.running.event_loop import EventLoopThread, LoopHeartbeat
@@ -35,7 +35,7 @@ from rmq.worker.watchdog import WATCH_S, Watchdog
 
 log = logging.getLogger("rmq")
 
-OTHERS_S = 0.05  # time between two checks of handlers while a stop waits for them
+HEALTHY_CHECK_S = 0.05  # time between two checks of handlers while a stop waits for them
 FETCHER_STOP_S = 5.0  # longest wait for a fetcher that waits for an answer
 CANCEL_S = 2.0  # time for cancelled tasks to end, and for the release of deliveries
 HEARTBEAT_STOP_S = 0.2  # time for an idle heartbeat to end
@@ -89,14 +89,14 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
         hooks.around(handler)
 
 
-def wait_for_others(
+def wait_for_healthy(
     queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
 ) -> None:
     """Wait until only handlers that hang still run. Wait at most until a monotonic time."""
     while time.monotonic() < until and not is_cut_short():
         if all(len(queue.work.times.running) == queue.hung() for queue in queues):
             return
-        time.sleep(OTHERS_S)
+        time.sleep(HEALTHY_CHECK_S)
 
 
 class Options(NamedTuple):
@@ -110,7 +110,7 @@ class Options(NamedTuple):
     limits: RecyclingLimits
 
 
-class Surroundings(NamedTuple):
+class HandlerEnvironment(NamedTuple):
     """The process scope and the event loop of a worker.
 
     The process scope and the event loop open before all other parts of the worker, and close last.
@@ -138,7 +138,7 @@ class RunningWorker:
         hooks: Methods of interceptors that run around each handler.
         options: Options of the worker.
         transport: Transport to Redis.
-        surroundings: Process scope and event loop, already open.
+        environment: Process scope and event loop, already open.
         stopping: Event that is set when the worker must stop. The watchdog can set the event.
         signals: Signals that stop the worker. A second signal ends all waits.
     """
@@ -150,7 +150,7 @@ class RunningWorker:
         hooks: Hooks,
         options: Options,
         transport: Transport,
-        surroundings: Surroundings,
+        environment: HandlerEnvironment,
         stopping: threading.Event,
         signals: StopSignals,
     ) -> None:
@@ -158,11 +158,11 @@ class RunningWorker:
         self._chain = hooks.chain
         self._options = options
         self.transport = transport
-        self._surroundings = surroundings
+        self._environment = environment
         self._stopping = stopping
         self._signals = signals
         handlers = [handler for of_topic in topics for handler in of_topic]
-        loop = surroundings.loop
+        loop = environment.loop
         self._loop_heartbeat = None if loop is None else LoopHeartbeat(loop)
         self.memory = WorkerMemory(
             [min(map(lease_ms, of_topic)) for of_topic in topics],
@@ -172,7 +172,7 @@ class RunningWorker:
         try:
             self.engine = Engine(
                 topics, transport, self.memory, hooks, loop, self._loop_heartbeat,
-                options.concurrency, surroundings.scope.values,
+                options.concurrency, environment.scope.values,
             )  # fmt: skip
             self._contexts = [of_topic.context for of_topic in topics]
             self.heartbeat = start.start(options.heartbeat, self.memory, transport, self._contexts)
@@ -227,7 +227,7 @@ class RunningWorker:
             )
         return finished and settled
 
-    def finish_others(self) -> None:
+    def finish_healthy_handlers(self) -> None:
         """Release waiting deliveries because a handler is stuck, and wait for the other handlers.
 
         A delivery whose handler hangs is not released. When its lease expires, Redis rolls the
@@ -240,7 +240,7 @@ class RunningWorker:
         self.engine.stop_fetching()
         self.engine.release_waiting(until)
         if self._options.limits.hung:
-            wait_for_others(self.engine.queues, now + grace_s, lambda: self._signals.at_once)
+            wait_for_healthy(self.engine.queues, now + grace_s, lambda: self._signals.at_once)
         else:
             self._wait_for_runs(until)
 
@@ -274,7 +274,7 @@ class RunningWorker:
         self.heartbeat.stop(max(HEARTBEAT_STOP_S, seconds_until(until)))
         if self._loop_heartbeat is not None:
             self._loop_heartbeat.stop()
-        self._surroundings.close(seconds_until(until))
+        self._environment.close(seconds_until(until))
         if settled and self.engine.join(0):
             self.memory.close()
         return settled

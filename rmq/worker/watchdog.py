@@ -26,7 +26,7 @@ from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.engine import Engine
 from rmq.worker.heartbeat.leases import FOREVER, WorkerMemory
 from rmq.worker.heartbeat.start import HeartbeatProcess, HeartbeatThread
-from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.queues.handler_queue import HandlerQueue
 from rmq.worker.recycling import RecyclingLimits
 from rmq.worker.running.event_loop import LoopHeartbeat
 
@@ -194,14 +194,14 @@ def _open_topics(transport: Transport, handlers: Iterable[Handler]) -> None:
 
 
 WATCH_S = 0.1
-PAUSED_S = 2.0  # time without a step of the watchdog after which the process was suspended
-QUIET_S = 5.0  # a longer step of the fetcher, or a longer call to settle, is not healthy
-SILENT_S = 2.0  # time without a step of the fetcher after which Redis is pinged
+SUSPENDED_S = 2.0  # time without a step of the watchdog after which the process was suspended
+STEP_MAX_S = 5.0  # a longer step of the fetcher, or a longer call to settle, is not healthy
+PING_AFTER_S = 2.0  # time without a step of the fetcher after which Redis is pinged
 HEARTBEAT_ROUND_S = 30.0  # longest round of renewals during an outage of Redis
 LIMIT_MARGIN_S = 1.0  # time for settling a delivery that has exceeded its max_runtime
 KILL_LEAST_S = 10.0  # twice the time in which a process ends after its watchdog has ended
 PING_S = 1.0  # time between two pings during a standstill
-ALIVE_S = 60.0  # after a longer standstill this process will not recover
+RECOVERY_MAX_S = 60.0  # after a longer standstill this process will not recover
 
 
 def real_clock() -> float:
@@ -281,16 +281,16 @@ class Watchdog:
             if self._stopping.is_set():
                 continue
             now, real = time.monotonic(), real_clock()
-            if real - last_real > PAUSED_S:
+            if real - last_real > SUSPENDED_S:
                 log.warning(
                     "this process did not run for %.1f s: the machine was suspended, it was "
                     "stopped, or something held the GIL. Leases may have ended meanwhile",
                     real - last_real,
                 )  # fmt: skip
             last_real = real
-            if now - last_step > PAUSED_S:
+            if now - last_step > SUSPENDED_S:
                 # The whole process was suspended.
-                grace_until = now + QUIET_S
+                grace_until = now + STEP_MAX_S
                 self._engine.fetcher.last_step = now
             last_step = now
             if now < grace_until:
@@ -332,7 +332,7 @@ class Watchdog:
             if ping_error(self._transport) is not None:
                 self._last_outage = time.monotonic()
         # After an outage the worker gets time to recover.
-        recovery_s = max(watchdog_s / 2, QUIET_S)
+        recovery_s = max(watchdog_s / 2, STEP_MAX_S)
         if now - moved_at < watchdog_s or now - self._last_outage < recovery_s:
             return False
         name = stuck_queue.handler if stuck_queue is not None else "the worker"
@@ -375,7 +375,7 @@ class Watchdog:
         return bool(hang)
 
     def _log_outage(self, now: float) -> None:
-        if self._errors() or now - self._engine.fetcher.last_step > SILENT_S:
+        if self._errors() or now - self._engine.fetcher.last_step > PING_AFTER_S:
             self._outage_log.report()
         else:
             self._outage_log.clear()
@@ -387,13 +387,13 @@ class Watchdog:
         problems = [f"{topic}: {error}" for topic, error in errors.items()]
         quiet_s = now - engine.fetcher.last_step
         since = [quiet_s]
-        if quiet_s > QUIET_S and not errors:
+        if quiet_s > STEP_MAX_S and not errors:
             problems.append(f"the fetcher has made no step for {quiet_s:.0f} s")
         problems += [
             f"handlers wait for threads: {each.error}" for each in engine.executors if each.error
         ]
         for thread in engine.settler_threads:
-            if thread.call_began and now - thread.call_began > QUIET_S and not errors:
+            if thread.call_began and now - thread.call_began > STEP_MAX_S and not errors:
                 problems.append(f"nothing was settled for {now - thread.call_began:.0f} s")
         for queue in engine.queues:
             if queue.all_hung_since:
@@ -407,10 +407,10 @@ class Watchdog:
         last_round, heartbeat = self._memory.last_round(), self._heartbeat
         if now - last_round > HEARTBEAT_ROUND_S:
             problems.append(f"leases were not checked for {now - last_round:.0f} s")
-        if heartbeat is not None and heartbeat.lag() > QUIET_S:
+        if heartbeat is not None and heartbeat.lag() > STEP_MAX_S:
             problems.append(f"the event loop is blocked for {heartbeat.lag():.0f} s")
             since.append(heartbeat.lag())
-        return Health(not problems, problems, max(since) < ALIVE_S)
+        return Health(not problems, problems, max(since) < RECOVERY_MAX_S)
 
 
 def _log_stacks(reason: str) -> None:

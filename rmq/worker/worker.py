@@ -33,9 +33,9 @@ from rmq.worker.recycling import RecyclingLimits
 from rmq.worker.running.event_loop import EventLoopThread
 from rmq.worker.running_worker import (
     CANCEL_S,
+    HandlerEnvironment,
     Options,
     RunningWorker,
-    Surroundings,
     check_hooks,
     chosen_topics,
 )
@@ -45,10 +45,10 @@ log = logging.getLogger("rmq")
 
 SCRIPTS = ("prepare", "next_ready", "ack", "nack", "reject", "release", "rollback_expired_leases")
 FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
-LEAVE_AFTER_S = 5.0  # time from the exit of the main thread to the end of the process
+EXIT_AFTER_S = 5.0  # time from the exit of the main thread to the end of the process
 
 
-def leave_with(code: int) -> int:
+def ensure_exit(code: int) -> int:
     """Return an exit code, and ensure that the process ends although handlers still run.
 
     When Python exits, it waits for the threads of `asyncio.to_thread` and of other pools. These
@@ -60,26 +60,28 @@ def leave_with(code: int) -> int:
     if register is not None and threading.current_thread() is threading.main_thread():
         exiting = threading.Event()
         register(exiting.set)
-        end_after(exiting, code)
+        exit_after(exiting, code)
     return code
 
 
-def end_after(exiting: threading.Event, code: int) -> None:
+def exit_after(exiting: threading.Event, code: int) -> None:
     """End this process some seconds after an event, even if threads still run."""
     with contextlib.suppress(RuntimeError):  # the system has no thread left
-        threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
+        threading.Thread(
+            target=_exit_later, args=(exiting, code), name="rmq-exit", daemon=True
+        ).start()
 
 
-def _leave(exiting: threading.Event, code: int) -> None:
+def _exit_later(exiting: threading.Event, code: int) -> None:
     exiting.wait()
-    time.sleep(LEAVE_AFTER_S)
+    time.sleep(EXIT_AFTER_S)
     main = threading.main_thread()
     names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
     log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
-    leave_now(code)
+    exit_now(code)
 
 
-def leave_now(code: int) -> None:
+def exit_now(code: int) -> None:
     """Flush the output, and end this process immediately."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -229,20 +231,20 @@ class Worker:
                 if self._scope.open(loop, self._is_asked_to_stop) and check_stores(
                     self.handlers, loop, self._is_asked_to_stop
                 ):
-                    surroundings = Surroundings(self._scope, loop, loop_thread)
-                    self._running = self._begin(transport, surroundings)
+                    environment = HandlerEnvironment(self._scope, loop, loop_thread)
+                    self._running = self._begin(transport, environment)
                     return
             log.info("stopped before the first message")
         finally:
             if self._running is None:
-                Surroundings(self._scope, loop, loop_thread).close(2 * CANCEL_S)
+                HandlerEnvironment(self._scope, loop, loop_thread).close(2 * CANCEL_S)
                 self._disconnect(transport)
 
-    def _begin(self, transport: Transport, surroundings: Surroundings) -> RunningWorker:
+    def _begin(self, transport: Transport, environment: HandlerEnvironment) -> RunningWorker:
         for verb in SCRIPTS:  # load them before the first message
             script_loader.load(verb)
         running = RunningWorker(
-            self._client, self._topics, self._hooks, self._options, transport, surroundings,
+            self._client, self._topics, self._hooks, self._options, transport, environment,
             self._stopping, self._signals,
         )  # fmt: skip
         for interceptor in self._hooks.chain:
@@ -314,12 +316,12 @@ class Worker:
                 self.start()
             except LifespanFailed as error:
                 log.error("nothing was received: %s", error, exc_info=error.__cause__)
-                return leave_with(LIFESPAN_FAILED)
+                return ensure_exit(LIFESPAN_FAILED)
             running = self._running
             if running is None:  # a signal or another thread has stopped the start
                 if not self._finished:
-                    return leave_with(HANDED_BACK)
-                return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
+                    return ensure_exit(HANDED_BACK)
+                return FINISHED if not self._scope.failed else ensure_exit(LIFESPAN_FAILED)
             if threading.current_thread() is threading.main_thread():
                 running.watchdog.allow_kill()
                 with contextlib.suppress(Exception):  # stderr may be closed or replaced
@@ -333,11 +335,11 @@ class Worker:
                 self._signals.wait(limits.poll_s)
                 limit = limits.reached(self.counts())
             if running.watchdog.stuck:
-                running.finish_others()
+                running.finish_healthy_handlers()
                 if limits.hung:
                     self.stop(0)
                 self._scope.close(CANCEL_S)
-                return leave_with(STUCK)
+                return ensure_exit(STUCK)
             if limit:
                 log.info("recycling this process: %s", limit)
             log.info("stopping: %g s for running handlers; a second signal ends at once",
@@ -346,10 +348,10 @@ class Worker:
         if self._signals.at_once:
             return 128 + self._signals.number
         if not finished:
-            return leave_with(HANDED_BACK)
+            return ensure_exit(HANDED_BACK)
         if self._scope.failed:
-            return leave_with(LIFESPAN_FAILED)
-        return leave_with(RECYCLED) if limit else FINISHED
+            return ensure_exit(LIFESPAN_FAILED)
+        return ensure_exit(RECYCLED) if limit else FINISHED
 
     def __enter__(self) -> Worker:
         self.start()

@@ -12,7 +12,7 @@ from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.rows import CONSUMED
 from rmq.worker.heartbeat.leases import LeaseTracker
-from rmq.worker.settling.disposition import DONE_BEFORE, HandlerDispositions
+from rmq.worker.settling.disposition import DUPLICATE, HandlerDispositions
 
 LONG_MS = 600_000
 DAY_MS = 86_400_000
@@ -42,10 +42,10 @@ def acks_busy(faults: Any) -> None:
 
     def acks(self: HandlerDispositions, one: Any) -> Any:
         busy = one.claim is not None and one.claim.state == BUSY
-        return DONE_BEFORE if busy else by_claim(self, one)
+        return DUPLICATE if busy else by_claim(self, one)
 
     HandlerDispositions.by_claim = acks  # type: ignore[method-assign]
-    claim_flow.BEYOND_MS = LONG_MS
+    claim_flow.CLAIM_MARGIN_MS = LONG_MS
     LeaseTracker.add_claims = lambda *_: None  # type: ignore[method-assign]
 
 

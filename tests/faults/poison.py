@@ -15,7 +15,7 @@ from typing import Any
 import rmq
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.worker import engine
-from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.queues.handler_queue import HandlerQueue
 from rmq.worker.receiving.feed import TopicFeed
 from rmq.worker.running.poison import PoisonSuspects
 

@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize(
 
 def threads_left() -> list[str]:
     """The names of RMQ's threads that run; one of fakeredis and one of the exit are a process'."""
-    names = {one.name for one in threading.enumerate()} - {"rmq-fakeredis", "rmq-leave"}
+    names = {one.name for one in threading.enumerate()} - {"rmq-fakeredis", "rmq-exit"}
     return [name for name in names if name.startswith("rmq-")]
 
 

@@ -92,7 +92,7 @@ def test_a_claim_that_nobody_renews_is_lost(
 ) -> None:
     """The control of the test above. The claim alone is short: the lease has to hold."""
     monkeypatch.setattr(claim_flows, "renew", lambda *_: None)
-    monkeypatch.setattr(claim_flows, "BEYOND_MS", -29_000)
+    monkeypatch.setattr(claim_flows, "CLAIM_MARGIN_MS", -29_000)
     topic = api.topic(name, lease=30)
 
     def work(d: Any) -> Any:

@@ -175,7 +175,7 @@ def test_an_ordered_handler_keeps_its_order_and_skips_copies(
 def test_where_claims_cannot_be_taken_nothing_is_run_and_no_retry_is_spent(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim_flows, "UNSURE_WAIT_S", 0.2)
+    monkeypatch.setattr(claim_flows, "UNKNOWN_CLAIM_WAIT_S", 0.2)
     attempts = []
     topic = api.topic(name, max_retries=0)
     scene.handle(topic, lambda d: attempts.append(d.attempt), guards=[once()])

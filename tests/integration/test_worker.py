@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import rmq
-from rmq.worker.holding.prefetch import AHEAD_S
+from rmq.worker.queues.prefetch import AHEAD_S
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, every_kind
 from tests.patience import wait_for

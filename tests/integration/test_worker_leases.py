@@ -291,7 +291,7 @@ def test_a_blocked_event_loop_in_which_nothing_is_settled_is_reported_by_health(
 ) -> None:
     from rmq.worker import watchdog as module
 
-    monkeypatch.setattr(module, "QUIET_S", 0.5)
+    monkeypatch.setattr(module, "STEP_MAX_S", 0.5)
     go = threading.Event()
 
     async def work(body: Any) -> None:

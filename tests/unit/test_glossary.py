@@ -181,7 +181,7 @@ EXCEPTIONS = {
     "a task of asyncio": """
         kernel/transport/flow/coalescing.py:CoalescingTasks
         kernel/transport/flow/coalescing.py:WaitingTask sql/ledger/renewal.py:TaskRenewal
-        worker/process_scope.py:TaskHolder worker/running/event_loop.py:GuardedTask
+        worker/process_scope.py:TaskScope worker/running/event_loop.py:GuardedTask
         worker/running/executors.py:TaskExecutor""",
     "a lock of a row in a database": """
         sql/outbox/relay_queries.py:locks sql/outbox/resend_queries.py:lock""",

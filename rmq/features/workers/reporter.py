@@ -21,7 +21,7 @@ from rmq.kernel.transport.single.blocking import Transport
 
 if TYPE_CHECKING:
     from rmq.kernel.delivery.inner_delivery import InnerDelivery
-    from rmq.worker.holding.queue import HandlerQueue
+    from rmq.worker.queues.handler_queue import HandlerQueue
 
 
 log = logging.getLogger("rmq")

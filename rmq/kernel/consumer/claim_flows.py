@@ -29,8 +29,8 @@ from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, r
 log = logging.getLogger("rmq")
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
-UNSURE_WAIT_S = 1.0  # wait before a message is tried again if Redis did not answer its claim
-BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
+UNKNOWN_CLAIM_WAIT_S = 1.0  # wait before a message is tried again if Redis did not answer its claim
+CLAIM_MARGIN_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
 
 # A function of the keys of a slot and the claims of one call that returns the call.
 _Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
@@ -85,11 +85,11 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
     unsure claim is given up when its delivery goes back to the queue.
     """
     for claim in claims:
-        claim.state, claim.wait_s = UNSURE, UNSURE_WAIT_S
+        claim.state, claim.wait_s = UNSURE, UNKNOWN_CLAIM_WAIT_S
 
     def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
         owners = [c.owner for c in part]
-        return scripts.claim(keys, [c.name for c in part], owners, lease_ms + BEYOND_MS)
+        return scripts.claim(keys, [c.name for c in part], owners, lease_ms + CLAIM_MARGIN_MS)
 
     calls = _calls(context, claims, build)
     if len(calls) == 1:
@@ -193,7 +193,7 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
 
     def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
         owners = [c.owner for c in part]
-        return scripts.renew(keys, [c.name for c in part], owners, lease_ms + BEYOND_MS)
+        return scripts.renew(keys, [c.name for c in part], owners, lease_ms + CLAIM_MARGIN_MS)
 
     return ExtraCommands(_calls(context, claims, build)) if claims else None
 

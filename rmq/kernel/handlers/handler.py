@@ -72,7 +72,7 @@ class Handler:
             default if concurrency is None else concurrency, "concurrency", 1, MAX_CONCURRENCY
         )
         self.batch = 0 if batch is None else check_int(batch, "batch", 1, BATCH_MAX)
-        # Limit of the messages in flight, which `rmq.worker.holding.prefetch` fits to run times.
+        # Limit of the messages in flight, which `rmq.worker.queues.prefetch` fits to run times.
         most = max(BATCH_MAX, 2 * self.concurrency * max(1, self.batch))
         self.prefetch = check_int(
             min(most, MAX_PREFETCH) if prefetch is None else prefetch, "prefetch", 1, MAX_PREFETCH

@@ -31,7 +31,7 @@ log = logging.getLogger("rmq")
 
 R = TypeVar("R", ThreadRenewal, TaskRenewal)
 LEASE_MS = 30_000  # assumed lease, if the lease is not known
-BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
+CLAIM_MARGIN_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
 ATTEMPTS = 3  # attempts of a transaction that conflicts with another transaction
 
 
@@ -179,7 +179,7 @@ class LedgerMiddleware(Middleware):
 
     @property
     def _claim_ms(self) -> int:
-        return self._store.hold_ms or (self._lease_ms or LEASE_MS) + BEYOND_MS
+        return self._store.hold_ms or (self._lease_ms or LEASE_MS) + CLAIM_MARGIN_MS
 
     def check_handler(self, handler: HandlerInfo) -> None:
         """Check that the handler fits the engine and the `check` function.

@@ -42,8 +42,8 @@ RETRY_S = 0.5  # pause after a renewal without an answer
 CHECK_S = 0.5  # time between two checks of a worker whose pipe another process may keep open
 REPORT_S = 5.0  # time between two lines in the log during an outage
 WORKER_EXIT_S = 1.0  # longest time between the end of a worker's pipe and the end of its process
-BYE = b"bye\n"  # written by a worker that ends normally, after it has released its deliveries
-CLAIM_BEYOND_MS = 1000  # a claim outlives its lease, as in rmq/kernel/consumer/claim_flows.py
+NORMAL_END = b"bye\n"  # from a worker that ends normally, after it released its deliveries
+CLAIM_MARGIN_MS = 1000  # a claim outlives its lease, as in rmq/kernel/consumer/claim_flows.py
 PAGE = 1000  # deliveries or claims in one call
 ANSWER_S = 2.0  # longest wait for one server, because leases on other servers wait as well
 
@@ -198,7 +198,7 @@ class Heartbeat:
         for lease_index, in_slot in by_lease.items():
             index, slot = divmod(lease_index, SLOTS_MAX)
             keys = self._topics[index].keys(slot)
-            hold_ms = round(self.memory.lease_s(index) * 1000) + CLAIM_BEYOND_MS
+            hold_ms = round(self.memory.lease_s(index) * 1000) + CLAIM_MARGIN_MS
             for at in range(0, len(in_slot), PAGE):
                 page = in_slot[at : at + PAGE]
                 names, owners = [claim[3] for claim in page], [claim[4] for claim in page]
@@ -318,7 +318,7 @@ def _wait(parent: int, seconds: float) -> str:
             return ""
 
 
-def _say(text: str) -> None:
+def _write_line(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         print(f"rmq heartbeat: {text}", file=sys.stderr, flush=True)
 
@@ -338,7 +338,7 @@ def main(fd: int) -> None:
     parent = task["parent"]
     transport = connect(task["url"], task["timeout_s"])
     topics = [Topic(*names) for names in task["topics"]]
-    heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), transport, topics, _say)
+    heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), transport, topics, _write_line)
     pause, number = 0.0, signal.SIGABRT  # makes a worker print its stacks, without the GIL
     while not (end := _wait(parent, pause)):
         if is_stopped(parent):
@@ -346,7 +346,7 @@ def main(fd: int) -> None:
             continue
         pause = heartbeat.beat()
         if heartbeat.is_hung(time.monotonic()):
-            _say(f"the worker does not move, a handler holds the GIL; it gets {number.name}")
+            _write_line(f"the worker does not move, a handler holds the GIL; it gets {number.name}")
             os.kill(parent, number)
             number = signal.SIGKILL
     if end == "died":

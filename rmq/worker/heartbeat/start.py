@@ -20,7 +20,7 @@ from rmq.kernel.core import process
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.leases import WorkerMemory
-from rmq.worker.heartbeat.renewer import BYE, RETRY_S, Heartbeat, Topic, connect
+from rmq.worker.heartbeat.renewer import NORMAL_END, RETRY_S, Heartbeat, Topic, connect
 
 log = logging.getLogger("rmq")
 
@@ -151,7 +151,7 @@ class HeartbeatProcess:
     def _end(self, wait_s: float) -> None:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # it has died, or was stopped before
-            self.process.stdin.write(BYE)
+            self.process.stdin.write(NORMAL_END)
             self.process.stdin.close()
         try:
             self.process.wait(wait_s)

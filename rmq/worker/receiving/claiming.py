@@ -10,7 +10,7 @@ from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.worker.handled_topic import show_for
+from rmq.worker.handled_topic import delivery_maker
 from rmq.worker.heartbeat.leases import LeaseTracker
 
 log = logging.getLogger("rmq")
@@ -35,7 +35,7 @@ def claim_keys(
         # This is user code. A message that kills the process here must count as begun.
         if tracker is not None:
             tracker.memory.begin(delivery)
-        shown = show_for(handler, flows, transport)(delivery)
+        shown = delivery_maker(handler, flows, transport)(delivery)
         handler.claims.prepare(shown, handler.convert_body)
         if tracker is not None:
             tracker.memory.remove([delivery])

@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Flow, pipeline
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_flows
 from rmq.worker.heartbeat.leases import LeaseTracker
-from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.queues.handler_queue import HandlerQueue
 from rmq.worker.receiving.claiming import claim_keys
 from rmq.worker.running.invoker import CancellableInvoker, TopicInvokers
 from rmq.worker.settling.disposition import Report
@@ -29,9 +29,9 @@ log = logging.getLogger("rmq")
 
 CREDIT_S = 30.0  # time without a message after which wake-ups, which cost no calls, replace credits
 HAND_OVERS = 8  # hand-overs for one credit
-GATHER_RATE = 2500  # messages trickle in if more than this number arrive in a second ...
-FEW = 20  # ... and each receive finds fewer than this number
-GATHER_S = 0.001  # pause in which messages gather when they trickle in
+SMALL_BATCH_RATE = 2500  # batches are small if more messages than this arrive in a second ...
+SMALL_BATCH = 20  # ... and each receive finds fewer than this number
+COLLECT_PAUSE_S = 0.001  # pause before the next receive while batches are small
 NEVER = float("inf")
 
 
@@ -83,7 +83,7 @@ class TopicFeed:
         self.has_missed_requests = False
         self.subscription = self.state.subscription
         self._fills_one_queue = handlers.is_single or handlers.ordered
-        self._trickle = TrickleDetector()
+        self._small_batches = SmallBatchDetector()
         self._not_before = 0.0
         self._pause_s = PAUSE_S
 
@@ -153,8 +153,8 @@ class TopicFeed:
         if not room or self.due_at() > time.monotonic():
             return False
         count = self._receive_by(room, partial(receive.receive_ready, self.state, room))
-        if self._trickle.is_trickling(count) and not self.handlers.ordered:
-            self._not_before = time.monotonic() + GATHER_S
+        if self._small_batches.has_small_batches(count) and not self.handlers.ordered:
+            self._not_before = time.monotonic() + COLLECT_PAUSE_S
         return count > 0
 
     def _receive_by(self, limit: int, get: Callable[[], Flow[list[SlotBatch]]]) -> int:
@@ -354,7 +354,7 @@ class TopicFeed:
         self.transport.run(receive.withdraw_credits(self.state), before_step=self.on_step)
 
 
-class TrickleDetector:
+class SmallBatchDetector:
     """Detects that messages arrive a few at a time.
 
     The worker then waits a little and receives several messages with one call. One call for several
@@ -364,7 +364,7 @@ class TrickleDetector:
     def __init__(self) -> None:
         self._received_at = 0.0  # time of the last received messages
 
-    def is_trickling(self, count: int) -> bool:
+    def has_small_batches(self, count: int) -> bool:
         """Return whether messages arrive a few at a time.
 
         `count` is the number of messages that the last call received.
@@ -373,4 +373,4 @@ class TrickleDetector:
         gap = now - self._received_at
         if count:
             self._received_at = now
-        return 0 < count < FEW and count > gap * GATHER_RATE
+        return 0 < count < SMALL_BATCH and count > gap * SMALL_BATCH_RATE

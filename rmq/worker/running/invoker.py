@@ -25,7 +25,7 @@ from rmq.worker.running.invoker_base import AsyncCall, AsyncRun, InvokerBase
 from rmq.worker.running.invoker_blocking import PlainInvoker
 from rmq.worker.settling.disposition import (
     ACK,
-    DONE_BEFORE,
+    DUPLICATE,
     Disposition,
     RuntimeExceeded,
     Settled,
@@ -55,14 +55,14 @@ class AsyncInvoker(InvokerBase):
     async def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)
         if disposition is not None:
-            return await self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+            return await self._on_duplicate(delivery) if disposition is DUPLICATE else disposition
         with self._claiming([delivery]) as done:
             disposition = await self._run(delivery)
             done.update([delivery] if disposition.verb == "ack" else [])
         return disposition
 
     async def _run(self, delivery: InnerDelivery) -> Disposition:
-        shown: Any = self.show(delivery) if self._is_shown else None
+        shown: Any = self.make_delivery(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             await call_hooks_async(self.hooks.before_handle, shown)
         delivery.started = started = time.monotonic()
@@ -124,7 +124,7 @@ class AsyncInvoker(InvokerBase):
                 f"handler {self.handler.name}: a handler of batches returned an rmq.Then, which "
                 "names no delivery; call d.then(topic, body) of each delivery"
             )
-        verbs, run = settle_with_of(self.show(delivery))
+        verbs, run = settle_with_of(self.make_delivery(delivery))
         for topic, out in with_topics(returned.follow_ups, delivery.origin.keys.topic):
             if verbs.then_now(delivery, topic, out) is None:
                 await run(verbs.then(delivery, topic, out))
@@ -136,19 +136,21 @@ class AsyncInvoker(InvokerBase):
         """
         if not disposition.then:
             return disposition
-        verbs, run = settle_with_of(self.show(delivery))
+        verbs, run = settle_with_of(self.make_delivery(delivery))
         try:
             then = await run(verbs.then_of_reject(delivery, disposition.then))
         except Exception as error:
             return without_then(error)
         return disposition._replace(then=then)
 
-    async def _done_before(self, delivery: InnerDelivery) -> Disposition:
+    async def _on_duplicate(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
-            raised = await self._raised_by(partial(guard.on_duplicate_async, self.show(delivery)))
+            raised = await self._raised_by(
+                partial(guard.on_duplicate_async, self.make_delivery(delivery))
+            )
             if raised is not None:
                 return await self.with_then(delivery, self.dispositions.by_error(delivery, raised))
-        return DONE_BEFORE
+        return DUPLICATE
 
     async def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         """Run the handler for a batch: a list of deliveries."""
@@ -159,7 +161,7 @@ class AsyncInvoker(InvokerBase):
         return decided + settled
 
     async def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
-        shown = {delivery: self.show(delivery) for delivery in batch}
+        shown = {delivery: self.make_delivery(delivery) for delivery in batch}
         for each in shown.values():
             await call_hooks_async(self.hooks.before_handle, each)
         started = time.monotonic()

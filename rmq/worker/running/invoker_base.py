@@ -15,7 +15,7 @@ from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.around import wrapped_call
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
-from rmq.worker.handled_topic import Show
+from rmq.worker.handled_topic import MakeDelivery
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import Disposition, HandlerDispositions
 
@@ -35,7 +35,7 @@ class InvokerBase:
 
     Args:
         handler: The handler.
-        show: Function that creates the object which the handler gets for a delivery.
+        make_delivery: Function that creates the object which the handler gets for a delivery.
         hooks: Methods of interceptors that run around the handler.
         claims: Claims of the handler, or None if the handler uses no claims.
         process_values: Values that dependencies and lifespans have in this process. The worker
@@ -46,17 +46,17 @@ class InvokerBase:
     def __init__(
         self,
         handler: Handler,
-        show: Show,
+        make_delivery: MakeDelivery,
         hooks: Hooks,
         claims: DetachedClaims | None = None,
         process_values: Values | None = None,
         is_stopping: Callable[[], bool] = lambda: True,
     ) -> None:
         self.handler = handler
-        self.show = show
+        self.make_delivery = make_delivery
         self.hooks = hooks
         self.claims = claims
-        self.dispositions = HandlerDispositions(handler, show, is_stopping)
+        self.dispositions = HandlerDispositions(handler, make_delivery, is_stopping)
         self._pid = os.getpid()
         self._middleware = active(handler.middleware)
         values = {} if process_values is None else process_values

@@ -18,7 +18,7 @@ from rmq.kernel.handlers.around import WrappedRun
 from rmq.worker.running.invoker_base import InvokerBase, PlainCall, Run
 from rmq.worker.settling.disposition import (
     ACK,
-    DONE_BEFORE,
+    DUPLICATE,
     Disposition,
     Settled,
     acked,
@@ -43,14 +43,14 @@ class PlainInvoker(InvokerBase):
     def _run_claimed(self, delivery: InnerDelivery) -> Disposition:
         disposition = self.dispositions.by_claim(delivery)
         if disposition is not None:
-            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+            return self._on_duplicate(delivery) if disposition is DUPLICATE else disposition
         with self._claiming([delivery]) as done:
             disposition = self._run(delivery)
             done.update([delivery] if disposition.verb == "ack" else [])
         return disposition
 
     def _run(self, delivery: InnerDelivery) -> Disposition:
-        shown: Any = self.show(delivery) if self._is_shown else None
+        shown: Any = self.make_delivery(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             call_hooks(self.hooks.before_handle, shown)
         delivery.started = started = time.monotonic()
@@ -110,7 +110,7 @@ class PlainInvoker(InvokerBase):
                 f"handler {self.handler.name}: a handler of batches returned an rmq.Then, which "
                 "names no delivery; call d.then(topic, body) of each delivery"
             )
-        verbs, run = settle_with_of(self.show(delivery))
+        verbs, run = settle_with_of(self.make_delivery(delivery))
         for topic, out in with_topics(returned.follow_ups, delivery.origin.keys.topic):
             if verbs.then_now(delivery, topic, out) is None:
                 run(verbs.then(delivery, topic, out))
@@ -122,19 +122,19 @@ class PlainInvoker(InvokerBase):
         """
         if not disposition.then:
             return disposition
-        verbs, run = settle_with_of(self.show(delivery))
+        verbs, run = settle_with_of(self.make_delivery(delivery))
         try:
             then = run(verbs.then_of_reject(delivery, disposition.then))
         except Exception as error:
             return without_then(error)
         return disposition._replace(then=then)
 
-    def _done_before(self, delivery: InnerDelivery) -> Disposition:
+    def _on_duplicate(self, delivery: InnerDelivery) -> Disposition:
         for guard in self._middleware:
-            raised = self._raised_by(partial(guard.on_duplicate, self.show(delivery)))
+            raised = self._raised_by(partial(guard.on_duplicate, self.make_delivery(delivery)))
             if raised is not None:
                 return self.with_then(delivery, self.dispositions.by_error(delivery, raised))
-        return DONE_BEFORE
+        return DUPLICATE
 
     def run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
         """Run the handler for a batch: a list of deliveries."""
@@ -145,7 +145,7 @@ class PlainInvoker(InvokerBase):
         return decided + settled
 
     def _run_batch(self, batch: list[InnerDelivery]) -> list[Settled]:
-        shown = {delivery: self.show(delivery) for delivery in batch}
+        shown = {delivery: self.make_delivery(delivery) for delivery in batch}
         for each in shown.values():
             call_hooks(self.hooks.before_handle, each)
         started = time.monotonic()

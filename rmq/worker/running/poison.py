@@ -48,7 +48,7 @@ class PoisonSuspects:
         self._all_running: list[dict[Any, float]] = []  # start of each run, for each handler
 
     def watch(self, running: dict[Any, float]) -> None:
-        """Let `is_quiet` wait for the runs of one handler.
+        """Let `may_begin_alone` wait for the runs of one handler.
 
         `running` is a dict with the start time of each run.
         """
@@ -59,7 +59,7 @@ class PoisonSuspects:
 
         If the result is false, the message must wait for other possible poison messages. `is_last`
         says whether the message has no remaining retry. If such a message may run, no other
-        delivery may begin. The caller then waits until `is_quiet` returns True, and calls
+        delivery may begin. The caller then waits until `may_begin_alone` returns True, and calls
         `begin_alone`.
         """
         now = time.monotonic()
@@ -93,7 +93,7 @@ class PoisonSuspects:
         with self._lock:
             return delivery is not self._alone and self._is_alone(time.monotonic())
 
-    def is_quiet(self) -> bool:
+    def may_begin_alone(self) -> bool:
         """Return whether a possible poison message may now begin to run alone.
 
         The message may begin when all other runs have ended. Runs that have lasted for ALONE_S

@@ -321,7 +321,7 @@ class HandlerWork:
             log.error("%s: %s ran for more than %g s", self.handler, delivery.id, report.overrun_s)
             self.settler.put(report)
             for hook in self.invoker.hooks.on_overrun:
-                call_hook(hook, self.invoker.show(delivery))
+                call_hook(hook, self.invoker.make_delivery(delivery))
 
     def next_limit(self) -> float:
         """Return when the next delivery exceeds its max_runtime, or infinity for no limit."""

@@ -23,18 +23,11 @@ from rmq.kernel.core.retry import Policy, draw_wait_ms
 from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.kernel.delivery.delivery import DeliveryData
-from rmq.kernel.delivery.dispositions import (
-    Reject,
-    Retry,
-    Snooze,
-    Then,
-    WaitFor,
-    wait_problem,
-)
+from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then, WaitFor, wait_problem
 from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
 from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler
-from rmq.worker.handled_topic import Show
+from rmq.worker.handled_topic import MakeDelivery
 
 log = logging.getLogger("rmq")
 
@@ -68,9 +61,9 @@ class Disposition(NamedTuple):
 
 
 ACK = Disposition("ack")
-DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier delivery
+DUPLICATE = Disposition("ack")  # a duplicate: the work was done by an earlier delivery
 RELEASE = Disposition("release", 0.0)
-UNDONE = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # work that is not done yet
+UNFINISHED = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # work that is not done yet
 CHECKED_MAX = 100  # checked items of a list that a handler returns
 MISCONFIGURED_S = 5.0  # wait before a message is delivered again if its middleware is misconfigured
 LOG_EVERY_S = 30.0  # time between two logs of a middleware that cannot work
@@ -226,16 +219,16 @@ class HandlerDispositions:
 
     Args:
         handler: The handler.
-        show: Function that creates the object which the handler gets for a delivery.
+        make: Function that creates the object which the handler gets for a delivery.
         is_stopping: Function that returns whether the worker is stopping. The worker releases
             deliveries that it cancels when it stops.
     """
 
     def __init__(
-        self, handler: Handler, show: Show, is_stopping: Callable[[], bool] = lambda: True
+        self, handler: Handler, make: MakeDelivery, is_stopping: Callable[[], bool] = lambda: True
     ) -> None:
         self._handler = handler
-        self._show = show
+        self._make_delivery = make
         self._log_at = 0.0  # earliest time of the next log of a middleware
         self.is_stopping = is_stopping
 
@@ -250,7 +243,7 @@ class HandlerDispositions:
         if claim is None or claim.state == FIRST:
             return None
         if claim.state == DONE:
-            return DONE_BEFORE
+            return DUPLICATE
         if claim.state in (BUSY, UNSURE):
             return Disposition("release", claim.wait_s)
         assert claim.state == FAILED
@@ -310,7 +303,7 @@ class HandlerDispositions:
                     f"handler {self._handler.name}: it returned an rmq.Then inside of another "
                     "value, so its messages would not be sent; return one rmq.Then"
                 )
-            if isinstance(value, UNDONE):
+            if isinstance(value, UNFINISHED):
                 with contextlib.suppress(AttributeError):  # it will never be awaited
                     value.close()  # type: ignore[union-attr]
                 raise InvalidType(
@@ -338,7 +331,7 @@ class HandlerDispositions:
         """
         if delivery.is_cancelled:
             return RELEASE
-        disposition = disposition_for(self._handler, self._show(delivery), error)
+        disposition = disposition_for(self._handler, self._make_delivery(delivery), error)
         if disposition.event:
             most = self._handler.context.step_bytes
             problem = wait_problem(delivery, disposition.event, most)
@@ -351,7 +344,7 @@ class HandlerDispositions:
     ) -> Disposition:
         """Decide how to settle a delivery whose handler has middleware or dependencies."""
         if raised is None:
-            return DONE_BEFORE if run.was_done else ACK
+            return DUPLICATE if run.was_done else ACK
         if run.misfit is not None and raised is run.misfit:
             return undecodable(run.misfit)
         # Not its subclasses: InvalidValue may be about a value in this message.

@@ -30,11 +30,11 @@ from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.flow.steps import is_master_down
 from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
-from rmq.worker.settling.disposition import DONE_BEFORE, Disposition, Report
+from rmq.worker.settling.disposition import DUPLICATE, Disposition, Report
 
 log = logging.getLogger("rmq")
 
-ASIDE_PAUSE_MOST_S = 0.5  # longest pause between two tries while a replica takes over
+DEFERRED_PAUSE_MAX_S = 0.5  # longest pause between two tries while a replica takes over
 
 
 class SettlerThread:
@@ -55,7 +55,7 @@ class SettlerThread:
         self._name = name
         self.waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._abandoned = abandoned or threading.Event()
-        self._aside: SettlerThread | None = None
+        self._deferred: SettlerThread | None = None
         self.call_began = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -68,23 +68,23 @@ class SettlerThread:
         """Start to settle deliveries."""
         self._thread.start()
 
-    def put_aside(self, settle: Callable[[], None]) -> None:
+    def defer(self, settle: Callable[[], None]) -> None:
         """Run a function in a second thread.
 
         Use this if the function may wait for a cluster node.
         """
-        if self._aside is None:
-            aside = SettlerThread(f"{self._name}-aside", self._abandoned)
-            aside.start()  # raises if the system has no thread left
-            self._aside = aside
-        self._aside.waiting.put(settle)
+        if self._deferred is None:
+            thread = SettlerThread(f"{self._name}-deferred", self._abandoned)
+            thread.start()  # raises if the system has no thread left
+            self._deferred = thread
+        self._deferred.waiting.put(settle)
 
-    def after_aside(self, call: Callable[[], None]) -> None:
+    def call_after_deferred(self, call: Callable[[], None]) -> None:
         """Call a function after the second thread has run all its queued functions."""
-        if self._aside is None:
+        if self._deferred is None:
             call()
         else:
-            self._aside.waiting.put(call)
+            self._deferred.waiting.put(call)
 
     def pause(self, seconds: float) -> None:
         """Wait for some seconds before a call is repeated, or until the worker ends."""
@@ -106,7 +106,9 @@ class SettlerThread:
         """Wait for the end of the thread, and return whether it has ended."""
         if self._thread.ident is not None:
             self._thread.join(wait_s)
-        return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))
+        if self._thread.is_alive():
+            return False
+        return self._deferred is None or self._deferred.join(wait_s)
 
     def _run(self) -> None:
         is_ending = False
@@ -118,8 +120,8 @@ class SettlerThread:
             self.call_began = time.monotonic()
             settle()
             self.call_began = 0.0
-        if self._aside is not None:
-            self._aside.end()
+        if self._deferred is not None:
+            self._deferred.end()
 
 
 class Settler:
@@ -155,10 +157,10 @@ class Settler:
         self._disposition_of_overrun = disposition_of_overrun
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
-        self._counting = threading.Lock()  # for `finished` and `tally`; two threads may settle
+        self._counting = threading.Lock()  # for the counts below; two threads may settle
         self._is_queued = False  # whether the thread is going to call `settle_queued`
         self.finished = 0
-        self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
+        self.verb_counts = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         self._duplicates = 0
         self._claims_lost = 0
         self.unsettled = 0
@@ -197,7 +199,7 @@ class Settler:
 
     def count_released(self, count: int) -> None:
         """Count deliveries that were released after the end of this settler."""
-        self.tally["release"] += count
+        self.verb_counts["release"] += count
         self.finished += count
 
     def settle_queued(self) -> None:
@@ -226,7 +228,7 @@ class Settler:
             log.exception("%s: unexpected; settling one by one", self._handler)
             self._settle_one_by_one(reports)
         for event in flushed:
-            self.thread.after_aside(event.set)
+            self.thread.call_after_deferred(event.set)
         if reports and self._topic.is_full:
             self._topic.note_freed()
 
@@ -275,7 +277,7 @@ class Settler:
                 continue
             elif report.disposition.verb == "ack":
                 acks.append(delivery)
-                duplicates += report.disposition is DONE_BEFORE
+                duplicates += report.disposition is DUPLICATE
             else:
                 others.append((delivery, report.disposition))
         if acks:
@@ -349,7 +351,7 @@ class Settler:
     # --- one verb, repeated until Redis answers ---------------------------------------------------
 
     def _settle(
-        self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_aside: bool = False
+        self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_deferred: bool = False
     ) -> None:
         """Settle deliveries with one verb, and repeat the call until Redis answers.
 
@@ -357,19 +359,19 @@ class Settler:
         deliveries cannot be reached, another thread settles these deliveries later. Other
         deliveries then do not have to wait.
         """
-        call = _SettleCall(verb, deliveries, flow, is_aside, left=deliveries)
+        call = _SettleCall(verb, deliveries, flow, is_deferred, left=deliveries)
         while not self._is_done(call):
             pass
         not_needed = len(call.deliveries) - len(call.left)
         with self._counting:
             if call.is_answered:
-                self.tally[verb] += len(call.left) - len(call.lost)
-                self.tally["lost"] += len(call.lost)
+                self.verb_counts[verb] += len(call.left) - len(call.lost)
+                self.verb_counts["lost"] += len(call.lost)
             if not_needed:  # lost before the handler began, or settled by the handler
                 all_lost = sum(delivery.state == LOST for delivery in call.deliveries)
                 lost_before = all_lost - len(call.lost)
-                self.tally["lost"] += lost_before
-                self.tally["own"] += not_needed - lost_before
+                self.verb_counts["lost"] += lost_before
+                self.verb_counts["own"] += not_needed - lost_before
             self.finished += len(call.deliveries)
         self._counted.append(call.deliveries)
 
@@ -381,8 +383,8 @@ class Settler:
         except AlreadySettled:
             return False  # by the handler
         except (Unavailable, OutcomeUnknown) as error:
-            if is_master_down(error) and not call.is_aside and not self.thread.is_abandoned:
-                self._put_aside(call)
+            if is_master_down(error) and not call.is_deferred and not self.thread.is_abandoned:
+                self._defer(call)
                 return True
             return not self._is_retried(call, error)
         except Exception:
@@ -401,16 +403,16 @@ class Settler:
             )  # fmt: skip
         return True
 
-    def _put_aside(self, call: _SettleCall) -> None:
+    def _defer(self, call: _SettleCall) -> None:
         """Let a second thread settle the remaining deliveries when their cluster node answers."""
         rest = call.split_off_open()
         call.is_answered = True
         self._counted.append(rest)
-        self.thread.put_aside(partial(self._settle_aside, call.verb, rest, call.flow))
+        self.thread.defer(partial(self._settle_deferred, call.verb, rest, call.flow))
 
-    def _settle_aside(self, verb: str, deliveries: list[InnerDelivery], flow: Verb) -> None:
+    def _settle_deferred(self, verb: str, deliveries: list[InnerDelivery], flow: Verb) -> None:
         try:
-            self._settle(verb, deliveries, flow, is_aside=True)
+            self._settle(verb, deliveries, flow, is_deferred=True)
         except Exception:
             log.exception("%s: %d deliveries are not settled; their leases expire",
                           self._handler, len(deliveries))  # fmt: skip
@@ -437,7 +439,7 @@ class _SettleCall:
         deliveries: Deliveries to settle.
         flow: Function that settles a list of deliveries, and returns the deliveries whose leases
             were lost.
-        is_aside: Whether the call waits in another thread for a cluster node.
+        is_deferred: Whether the call waits in another thread for a cluster node.
         left: Deliveries for which Redis has not confirmed the call yet.
         lost: Deliveries whose leases were already lost when Redis ran the verb.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
@@ -448,7 +450,7 @@ class _SettleCall:
     verb: str
     deliveries: list[InnerDelivery]
     flow: Verb
-    is_aside: bool
+    is_deferred: bool
     left: list[InnerDelivery]
     lost: Sequence[InnerDelivery] = ()
     is_answered: bool = False
@@ -465,5 +467,5 @@ class _SettleCall:
 
     def next_pause_s(self) -> float:
         pause_s = self.pause_s
-        self.pause_s = min(pause_s * 2, ASIDE_PAUSE_MOST_S if self.is_aside else PAUSE_MOST_S)
+        self.pause_s = min(pause_s * 2, DEFERRED_PAUSE_MAX_S if self.is_deferred else PAUSE_MOST_S)
         return pause_s

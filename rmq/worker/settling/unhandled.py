@@ -13,7 +13,7 @@ from rmq.worker.settling.disposition import Disposition
 log = logging.getLogger("rmq")
 
 SHORTEST_S, LONGEST_S = 0.1, 60.0  # wait before an unhandled message is delivered again
-KNOWN_MS = 60_000  # a process must have known a type for this time before it rejects a message
+TYPE_KNOWN_MIN_MS = 60_000  # how long a process must know a type before it rejects a message
 TYPES_MAX = 1000  # types that a process remembers
 
 
@@ -23,36 +23,36 @@ class Unhandled:
     Another worker may have a handler for the type. So RMQ releases these messages, and they lose no
     retry. The wait before the next delivery doubles from SHORTEST_S to LONGEST_S. After the time in
     the topic's setting `unhandled`, the messages become dead letters. But a process must have known
-    the type for at least KNOWN_MS before it rejects such a message. So after all workers were
-    stopped for a long time, the worker with the handler has time to start.
+    the type for at least TYPE_KNOWN_MIN_MS before it rejects such a message. So after all workers
+    were stopped for a long time, the worker with the handler has time to start.
     """
 
     def __init__(self, handlers: TopicHandlers) -> None:
         self._context = handlers.context
-        self._met_ms: dict[str | None, int] = {}  # time of the first message of a type, epoch ms
+        self._first_seen_ms: dict[str | None, int] = {}  # by type, epoch ms
 
     def disposition(self, delivery: InnerDelivery) -> Disposition:
         """Decide whether to release a message without a handler for a while, or to reject it."""
         message_type, now_ms = delivery.type, clock.now_ms()
-        met_ms = self._met_ms.get(message_type)
-        if met_ms is None:
-            met_ms = self._meet(message_type, now_ms)
-        known_ms = now_ms - met_ms
+        first_seen_ms = self._first_seen_ms.get(message_type)
+        if first_seen_ms is None:
+            first_seen_ms = self._note_first_seen(message_type, now_ms)
+        known_ms = now_ms - first_seen_ms
         age_ms = _age_ms(delivery, now_ms, known_ms)
         limit_ms = self._context.settings.unhandled_ms
-        if limit_ms and age_ms >= limit_ms and known_ms >= min(limit_ms, KNOWN_MS):
+        if limit_ms and age_ms >= limit_ms and known_ms >= min(limit_ms, TYPE_KNOWN_MIN_MS):
             return Disposition("reject", None, self._reason(message_type, limit_ms), "n")
         wait_s = min(age_ms, known_ms) / 1000
         return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
 
-    def _meet(self, message_type: str | None, now_ms: int) -> int:
+    def _note_first_seen(self, message_type: str | None, now_ms: int) -> int:
         """Return when this process first received a message of this type.
 
         The first message of a type is logged.
         """
-        if len(self._met_ms) >= TYPES_MAX:
-            del self._met_ms[next(iter(self._met_ms))]
-        self._met_ms[message_type] = now_ms
+        if len(self._first_seen_ms) >= TYPES_MAX:
+            del self._first_seen_ms[next(iter(self._first_seen_ms))]
+        self._first_seen_ms[message_type] = now_ms
         limit_ms = self._context.settings.unhandled_ms
         end = (
             "for ever" if not limit_ms else f"and are dead after {format_duration(limit_ms / 1000)}"

@@ -25,12 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rmq.features.workers.reporter import PROCESS_NUMBER
-from rmq.worker.watchdog import ALIVE_S, QUIET_S, Health
+from rmq.worker.watchdog import RECOVERY_MAX_S, STEP_MAX_S, Health
 from rmq.worker.worker import Worker
 
 STOP = 0
 REPORT_S = 1.0
-APART_S = 0.2  # time between two signals; the system may merge closer signals
+SIGNAL_INTERVAL_S = 0.2  # time between two signals; the system may merge closer signals
 SEND_TIMEOUT_S = 5.0  # longest wait for a supervisor that does not read
 
 
@@ -96,13 +96,13 @@ class ControlChannel:
             return
         for _ in range(2):  # the worker may not have received its first signal yet
             os.kill(os.getpid(), byte)
-            time.sleep(APART_S)
+            time.sleep(SIGNAL_INTERVAL_S)
 
     def _stop(self) -> None:
         assert self._worker is not None
         while True:  # Worker.start() clears an earlier request
             self._worker.ask_to_stop()
-            time.sleep(APART_S)
+            time.sleep(SIGNAL_INTERVAL_S)
 
 
 Counts = dict[str, dict[str, int]]
@@ -183,11 +183,11 @@ class WorkerProcess:
             return [f"process {self.number}: has ended ({self.code}){when}"]
         if not self.is_ready:
             return [f"process {self.number}: is starting"]
-        if now - self.last_message > QUIET_S:
+        if now - self.last_message > STEP_MAX_S:
             return [f"process {self.number}: has sent nothing for {now - self.last_message:.0f} s"]
         return [f"process {self.number}: {problem}" for problem in self.health.problems]
 
     def is_alive(self, now: float) -> bool:
         """Return whether the process is responsive."""
-        quiet = self.popen is not None and now - self.last_message > ALIVE_S
+        quiet = self.popen is not None and now - self.last_message > RECOVERY_MAX_S
         return not quiet and (self.popen is None or self.health.alive)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.worker.receiving import feed
-from rmq.worker.receiving.feed import FEW, TrickleDetector
+from rmq.worker.receiving.feed import SMALL_BATCH, SmallBatchDetector
 from tests.unit.monotonic import Clock
 
 
@@ -17,21 +17,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_messages_that_arrive_one_by_one_in_a_hurry_are_a_trickle(clock: Clock) -> None:
-    detector = TrickleDetector()
-    detector.is_trickling(1)
+    detector = SmallBatchDetector()
+    detector.has_small_batches(1)
     clock.now += 0.0001
 
-    assert detector.is_trickling(1)
+    assert detector.has_small_batches(1)
 
 
 def test_a_message_that_arrives_alone_never_waits(clock: Clock) -> None:
-    assert not TrickleDetector().is_trickling(1)
+    assert not SmallBatchDetector().has_small_batches(1)
 
 
-@pytest.mark.parametrize("count", [0, FEW])
+@pytest.mark.parametrize("count", [0, SMALL_BATCH])
 def test_nothing_and_a_batch_of_many_are_no_trickle(clock: Clock, count: int) -> None:
-    detector = TrickleDetector()
-    detector.is_trickling(1)
+    detector = SmallBatchDetector()
+    detector.has_small_batches(1)
     clock.now += 0.0001
 
-    assert not detector.is_trickling(count)
+    assert not detector.has_small_batches(count)

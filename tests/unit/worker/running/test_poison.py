@@ -117,10 +117,10 @@ def test_one_without_a_retry_left_waits_for_what_runs_but_not_for_what_has_run_f
     clock.now += ALONE_S
     here.running["fresh"] = clock.now
     assert suspects.begin("last", 4, is_last=True)
-    assert not suspects.is_quiet()
+    assert not suspects.may_begin_alone()
 
     here.end("fresh")
-    assert suspects.is_quiet()
+    assert suspects.may_begin_alone()
 
 
 def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
@@ -133,9 +133,9 @@ def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
     assert suspects.begin("last", 4, is_last=True)
     clock.now += ALONE_S - 1
     times.running["fresh"] = clock.now
-    assert not suspects.is_quiet()
+    assert not suspects.may_begin_alone()
     clock.now += 1
-    assert suspects.is_quiet()
+    assert suspects.may_begin_alone()
 
     suspects.begin_alone("last")
     assert suspects.must_wait("fresh")

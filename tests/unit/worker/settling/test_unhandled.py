@@ -95,9 +95,9 @@ def test_an_old_message_is_kept_while_its_type_is_new_to_the_process() -> None:
     old = delivery(due_ms=-2 * HOUR_MS)
 
     first = decide.disposition(old)
-    at(unhandled.KNOWN_MS - 1)
+    at(unhandled.TYPE_KNOWN_MIN_MS - 1)
     before = decide.disposition(old)
-    at(unhandled.KNOWN_MS)
+    at(unhandled.TYPE_KNOWN_MIN_MS)
     after = decide.disposition(old)
 
     assert (first.verb, first.wait_s, before.verb, after.verb) == (
@@ -152,4 +152,4 @@ def test_it_remembers_a_limited_number_of_types(monkeypatch: pytest.MonkeyPatch)
     for name in ("x", "y", "z"):
         decide.disposition(delivery(name))
 
-    assert list(decide._met_ms) == ["y", "z"]
+    assert list(decide._first_seen_ms) == ["y", "z"]

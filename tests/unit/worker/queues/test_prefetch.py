@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.worker.holding.prefetch import AHEAD_S, STALLED_S, PrefetchLimit
+from rmq.worker.queues.prefetch import AHEAD_S, STALLED_S, PrefetchLimit
 from rmq.worker.running import work
 from rmq.worker.running.work import RunTimes
 from tests.unit.monotonic import Clock

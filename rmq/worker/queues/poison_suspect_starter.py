@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import Handler
-from rmq.worker.holding.partial_batch import PartialBatch
+from rmq.worker.queues.partial_batch import PartialBatch
 from rmq.worker.running.executors import Work
 from rmq.worker.running.poison import PoisonSuspects
 from rmq.worker.running.work import HandlerWork
@@ -23,7 +23,7 @@ from rmq.worker.settling.settler import Settler
 FLUSH_MOST_S = 10.0  # longest wait until other deliveries are settled
 
 
-class SuspectStarter:
+class PoisonSuspectStarter:
     """Starts the possible poison messages of one handler.
 
     Args:
@@ -100,7 +100,7 @@ class SuspectStarter:
             if len(begun) >= free or not self._suspects.begin(
                 delivery, delivery.attempt, is_last=is_last
             ):
-                self.put_off([delivery])
+                self.postpone([delivery])
             elif is_last:
                 self.last = delivery
             else:
@@ -129,7 +129,7 @@ class SuspectStarter:
         first = batch[0]
         is_last = _is_last(first)
         if not self._suspects.begin(first, first.attempt, is_last=is_last):
-            self.put_off(batch)
+            self.postpone(batch)
             return []
         self._settler.put(Report(None, rest=batch[1:]))
         if is_last:
@@ -141,7 +141,7 @@ class SuspectStarter:
 
     # --- both ------------------------------------------------------------------------------------
 
-    def put_off(self, deliveries: list[InnerDelivery]) -> None:
+    def postpone(self, deliveries: list[InnerDelivery]) -> None:
         """Release deliveries, so that possible poison messages run first."""
         wait = Disposition("release", self._suspects.wait_s())
         if self._handler.ordered:
@@ -155,7 +155,7 @@ class SuspectStarter:
         The method does nothing while anything else runs in this process.
         """
         delivery = self.last
-        if delivery is None or not self._suspects.is_quiet():
+        if delivery is None or not self._suspects.may_begin_alone():
             return
         self.last = None
         self._release_and_settle()

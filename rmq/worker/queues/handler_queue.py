@@ -13,10 +13,10 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
-from rmq.worker.handled_topic import HandledTopic, show_for
-from rmq.worker.holding.partial_batch import PartialBatch
-from rmq.worker.holding.prefetch import IN_ORDER, PrefetchLimit
-from rmq.worker.holding.suspects import SuspectStarter
+from rmq.worker.handled_topic import HandledTopic, delivery_maker
+from rmq.worker.queues.partial_batch import PartialBatch
+from rmq.worker.queues.poison_suspect_starter import PoisonSuspectStarter
+from rmq.worker.queues.prefetch import IN_ORDER, PrefetchLimit
 from rmq.worker.running.event_loop import LoopHeartbeat
 from rmq.worker.running.executors import Executor, Work, WorkQueue
 from rmq.worker.running.invoker import TopicInvokers, invoker_class
@@ -68,8 +68,8 @@ class HandlerQueue:
         detached_claims = (
             None if handler.claims is None else DetachedClaims(topic.transport, handler)
         )
-        show = show_for(handler, topic.flows, topic.transport)
-        invoker = invoker_class(handler)(handler, show, hooks, detached_claims, values, is_stopping)
+        make = delivery_maker(handler, topic.flows, topic.transport)
+        invoker = invoker_class(handler)(handler, make, hooks, detached_claims, values, is_stopping)
         invokers.add(invoker)
         self.received = 0
         self.all_hung_since = 0.0
@@ -87,7 +87,7 @@ class HandlerQueue:
             self.work.run_function(), self.work.on_error, handler.concurrency
         )
         self._partial = PartialBatch(handler.batch, handler.linger_s)
-        self._starter = SuspectStarter(
+        self._starter = PoisonSuspectStarter(
             handler, suspects, self.work, self.settler, self._partial, self._start,
             self._release_waiting_work,
         )  # fmt: skip
@@ -103,7 +103,7 @@ class HandlerQueue:
         """Return how many deliveries were received, are in flight, and were settled per verb."""
         return {
             "received": self.received, "in_flight": self.in_flight,
-            **self.settler.tally, **self.settler.claim_counts,
+            **self.settler.verb_counts, **self.settler.claim_counts,
         }  # fmt: skip
 
     def hung_runs(self) -> list[InnerDelivery]:
@@ -213,7 +213,7 @@ class HandlerQueue:
         if self._starter.last is not None:
             self._starter.begin_last()  # it may have waited for a minute
         if self.suspects.running and self.suspects.must_wait():
-            self._starter.put_off(deliveries)
+            self._starter.postpone(deliveries)
             return []
         if self.handler.ordered:
             return self._starter.split_ordered(deliveries, suspects) if suspects else deliveries
