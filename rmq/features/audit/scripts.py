@@ -10,7 +10,7 @@ from rmq.kernel.transport.flow.steps import Command, script_call
 
 
 class AuditOpenPage(NamedTuple):
-    """Reply of the script `audit_open`: message counts of a slot, and the open numbers."""
+    """Reply of the script `audit_open`: message counts of a slot, and numbers of messages."""
 
     now_ms: int
     numbered: int

@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
-    """Store a job. Return 1 if the job is new, or 0 if it existed, and its start time."""
+    """Store a job. Return whether the job is new (1 or 0), and its start time."""
     return _changing("job_start", prefix, job, definition)
 
 
