@@ -14,8 +14,10 @@ ARGV[6]   count                n, the number of messages, 1 to 1000
 ARGV[7]   head           ''    or the first 4 bytes of all records. With a head, the messages have
                                no times, and differ only in the rest of their records. Their ids are
                                a run that was made for this call (lib/send/run_members)
-ARGV[8..] With a head: the first member (13 bytes: the id without slot and checksum), and n times
-          the rest of the record, from byte 9 on. Without: n members, and n times head and rest.
+ARGV[8..]                      a member has 13 bytes: the id without slot and checksum. A rest is the
+                               record from byte 9 on
+          with a head          first member, n rests
+          without a head       n members, and n times head and rest
           A time in the record below 1e12 is a delay, to be added to now. A time that has passed is
           due at once, since a command may come late. An expiry counts from the due time.
           A record with a large body (lib/records/large_bodies) ends with a reference. The client
@@ -38,7 +40,7 @@ Atomic    All or nothing. Types are checked by reads before the first write. Red
 --- @include "lib/split_call"
 --- @include "lib/slot_fields"
 local BEFORE = 7 -- arguments before the messages
-local call, head, first_member = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
+local call, created, head, first_member = ARGV[2], ARGV[5], ARGV[7], ARGV[BEFORE + 1]
 local session, call_number = split_call(call)
 local fields = read_store_fields(session)
 local last_call = fields[SESSION] -- number, time and answer; false in a new session
@@ -54,6 +56,7 @@ local last_call = fields[SESSION] -- number, time and answer; false in a new ses
 --- @include "lib/scores/score"
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"
+--- @include "lib/send/send_status"
 session, call_number = session_of(call)
 local count = whole_number(ARGV[6], 1, MOST, 'count')
 if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
@@ -69,16 +72,20 @@ if redis.call('HLEN', bodies) > 0 then
   body_names, remove_bodies = sent_names(ARGV, BEFORE, count, head, members), drop_unused
 end
 
--- Remove the large bodies of messages that are not stored.
+-- Return whether the script ends before it stores messages: the call is late, repeated or refused.
 --- @inline
-local function drop_sent_bodies()
-  if body_names then
-    remove_bodies(body_names)
-  end
+local function stores_nothing()
+  local last = last_call and string.match(last_call, '^%d+')
+  return last == call_number or last and tonumber(last) > tonumber(call_number)
+    or fields[CREATED] ~= created or fields[PAUSED_SEND]
 end
 
-if last_call and tonumber(string.match(last_call, '^%d+')) > tonumber(call_number) then
-  drop_sent_bodies() -- answer_in refuses this late copy
+-- The client has already written the large bodies, so the exits below must not leave them behind.
+if body_names then
+  local ends_here = stores_nothing()
+  if ends_here then
+    remove_bodies(body_names)
+  end
 end
 -- The kept answer is checked before the stamp: the topic may have been resized since an earlier
 -- copy of the call stored the messages.
@@ -86,24 +93,22 @@ local earlier_answer = answer_in(last_call, call_number)
 if earlier_answer then
   --- @include "lib/writes"
   write_again(slot, session, last_call)
-  drop_sent_bodies()
   local accepted, letters = string.match(earlier_answer, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
 end
-if fields[CREATED] ~= ARGV[5] then
-  drop_sent_bodies()
+if fields[CREATED] ~= created then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if fields[PAUSED_SEND] then
-  drop_sent_bodies()
-  return { 0, 'P' }
+  return { 0, SENDS_PAUSED }
 end
 local now = clock(ARGV[1])
-local accepted, serves_sleepers = nil, false
 local needs_body = is_large(head)
 if needs_body and not body_names then
   fail('BODY', bodies)
 end
+local reply, serves_sleepers = nil, false
+-- In a new session, each id is looked up: an earlier copy of the call may have stored the messages.
 if head ~= '' and last_call then
   --- @include "lib/send/store_uniform"
   local function rests_of(from)
@@ -111,16 +116,19 @@ if head ~= '' and last_call then
   end
   local batch = { head = head, members = members, rests_of = rests_of, session = session,
     call_number = call_number }
+  local accepted
   accepted, serves_sleepers = store_uniform(batch, fields, now)
+  reply = accepted and { accepted, '' }
 end
-local reply, is_remembered = { accepted, '' }, accepted
-if not accepted then
+local is_answer_kept = reply ~= nil -- by store_uniform
+if not reply then
   --- @include "lib/send/store_messages"
-  local given = members or ARGV
-  for i = 1, members and count or 0 do -- ids first, then head and rest of each message
-    given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
+  local given, at = ARGV, BEFORE
+  if members then
+    append_heads_and_rests(members, head, ARGV, BEFORE + 1)
+    given, at = members, 0
   end
-  local batch = { given = given, at = members and 0 or BEFORE, count = count, large = body_names }
+  local batch = { given = given, at = at, count = count, large = body_names }
   if fields[OUTCOMES] then
     --- @include "lib/batches/ended_members"
     local ended = ended_members(batch)
@@ -128,26 +136,29 @@ if not accepted then
   end
   reply, serves_sleepers = store_messages(batch, fields, now)
 end
+local letters = reply[2] -- or a status
+local are_all_stored = letters == ''
 if body_names then
   local stored = 0
   for i = 1, count do
-    if body_names[i] and (reply[2] == '' or string.sub(reply[2], i, i) == 's') then
+    if body_names[i] and (are_all_stored or string.sub(letters, i, i) == 's') then
       stored = stored + 1
     end
   end
   if stored > 0 then
     redis.call('HINCRBY', slot, 'large', stored)
   end
-  if reply[2] ~= '' then
-    drop_sent_bodies()
+  if not are_all_stored then
+    remove_bodies(body_names)
   end
 end
-local any_stored = reply[2] == '' or string.find(reply[2], 's', 1, true)
-if any_stored and not is_remembered then
-  remember(call, now, reply[1] .. ':' .. reply[2])
-elseif not any_stored and reply[2] ~= 'F' then
+local any_stored = are_all_stored or string.find(letters, 's', 1, true)
+if any_stored and not is_answer_kept then
+  remember(call, now, reply[1] .. ':' .. letters)
+elseif not any_stored and letters ~= FULL then
+  -- All messages are duplicates. WAIT needs a write to cover the send that stored them.
   --- @include "lib/writes"
-  write_again(slot, 'created', ARGV[5])
+  write_again(slot, 'created', created)
 end
 if serves_sleepers then
   --- @include "lib/wake/hand_over"

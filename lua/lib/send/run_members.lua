@@ -35,3 +35,13 @@ local function run_members(first, count)
   end
   return ids
 end
+
+-- Append to the list of members, as a call without a head gives them, the head and the rest of each
+-- message. `before`: place in `rests` before the first rest.
+--- @inline
+local function append_heads_and_rests(members, head, rests, before)
+  local count = #members
+  for i = 1, count do
+    members[count + 2 * i - 1], members[count + 2 * i] = head, rests[before + i]
+  end
+end

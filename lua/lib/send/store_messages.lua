@@ -8,6 +8,7 @@
 --- @include "lib/records/record_bytes"
 --- @include "lib/results/keep_mark"
 --- @include "lib/scores/score"
+--- @include "lib/send/send_status"
 --- @include "lib/slot_fields"
 
 -- Return two lists by position: the record if the message is already in the slot, and 1 if the
@@ -229,7 +230,7 @@ local function store_messages(batch, fields, now)
     fits, drop_lowest = plan_room(plan, excess, fields, now)
   end
   if not fits then
-    return { 0, 'F' }, false
+    return { 0, FULL }, false
   end
   local consumer_sleeps, first_due = fields[WAITING] and tonumber(fields[WAITING]) > now, nil
   if plan.earliest and consumer_sleeps then
