@@ -84,19 +84,21 @@ end
 limit = whole_number(ARGV[3], 1, MOST, 'limit')
 lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local is_repeated, bits = ARGV[9] == '1', 0
-local channel, credit_verbs = nil, nil -- of the credit that the caller offers or has
-if #waits > 1 then
+local may_sleep = waits ~= '0'
+local offer = #waits > 1 and waits or nil -- of a credit, or to renew the caller's credit
+local channel, credit_verbs = nil, nil -- of the offer
+if offer then
   -- Most calls need no credit, so functions of credits are created only by calling credit_verbs.
   --- @include "lib/wake/credit_functions"
   --- @include "lib/wake/credits"
-  channel = offered_channel(waits)
+  channel = offered_channel(offer)
   credit_verbs = credit_functions
 end
 session, call_number = session_of(call)
 local earlier_answer = answer_in(last_call, call_number)
-if is_repeated and channel then -- the caller does not know whether an earlier copy left the credit
+if is_repeated and offer then -- the caller does not know whether an earlier copy left the credit
   local _, remove = credit_verbs()
-  bits, waits = CREDIT_REPEATED + HAND_OVER * remove(channel), '1'
+  bits, offer = CREDIT_REPEATED + HAND_OVER * remove(channel), nil
 end
 local accepted = tonumber(fields[ACCEPTED] or 0)
 
@@ -109,31 +111,30 @@ local function repeated_reply(answer)
   if form == AS_RUNS then
     members = members_of_runs(members)
   end
-  local any_large, retries, ids, taken = false, {}, {}, {}
+  local any_large, retries, ids, texts = false, {}, {}, {} -- texts: of the records
   for i = 1, #members / MEMBER do
     local id = string.sub(members, (i - 1) * MEMBER + 1, i * MEMBER)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
     local record = redis.call('HGET', records, id) or ''
-    local left = math.floor(score % 1000)
+    local retries_left = math.floor(score % 1000)
     if #record < FIXED then
       record = ''
     end
     local fraction = (first_delivery + i - 1) % DELIVERY_CYCLE / DELIVERY_CYCLE
-    if score ~= deadline * 1000 + left + fraction then
-      id, record, left = '', '', 0
+    if score ~= deadline * 1000 + retries_left + fraction then -- not the receipt of the answer
+      id, record, retries_left = '', '', 0
     end
-    retries[i], ids[i], taken[i] = string.char(left), id, record
+    retries[i], ids[i], texts[i] = string.char(retries_left), id, record
     local has_body = is_large(record)
     any_large = any_large or has_body
   end
   bits = bits + (any_large and LARGE_BODIES or 0)
   if fields[WAITED] and #ids > 0 then
     --- @include "lib/events/any_waited"
-    local any
-    any = any_waited(ids)
+    local any = any_waited(ids)
     bits = bits + (any and ANY_WAITED or 0)
   end
-  return { 0, bits, deadline, first_delivery, accepted, table.concat(retries), ids, taken }
+  return { 0, bits, deadline, first_delivery, accepted, table.concat(retries), ids, texts }
 end
 
 if earlier_answer then
@@ -147,16 +148,16 @@ if shared ~= '' then
   lease_end = tonumber(redis.call('ZSCORE', leases, shared) or 0)
   credit_lease = 's' .. shared
 end
-local credit_ends
-if #waits > 1 then
+local credit_ends = nil
+if offer then
   --- @include "lib/wake/credits"
   credit_ends = credit_end(lease_end, now)
-  waits = credit_ends and waits or '1'
+  offer = credit_ends and offer -- nil: the credit would end too soon
 end
 if fields[CREATED] ~= created then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
-local leases_until = tonumber(fields[LEASES_UNTIL] or nil)
+local leases_until = tonumber(fields[LEASES_UNTIL])
 local expired = count_expired(now)
 bits = bits + (expired > 0 and LEASES_EXPIRED or 0)
   + (leases_until and leases_until <= now and SHARED_EXPIRED or 0)
@@ -168,36 +169,36 @@ local first_delivery = tonumber(fields[DELIVERED] or 0) + 1
 local function offer_credit()
   --- @include "lib/wake/credits"
   local good
-  if string.byte(waits, 1) == RENEWS then
+  if string.byte(offer, 1) == RENEWS then
     local credits = redis.call('HGET', slot, 'credits') or ''
     local listeners = count_listeners(channel)
     local _, _, renew = credit_verbs()
     good = renew(credits, channel, listeners, credit_ends, now)
   else
     local keep = credit_verbs()
-    good = keep(waits, credit_ends, limit, credit_lease, call, now)
+    good = keep(offer, credit_ends, limit, credit_lease, call, now)
   end
   local good_bits = good > 0 and CREDIT_KEPT + HAND_OVER * good or 0
   return good_bits
 end
 
--- Return the reply of a call that takes nothing. First note that the caller may sleep, if it waits.
+-- Return the reply of a call that takes nothing. First note that the caller may sleep.
 --- @inline
 local function empty_reply(take, batch)
   --- @include "lib/wake/wake"
   --- @include "lib/writes"
-  local wait, field = next_ready_in(now_us, fields[LEASES_UNTIL], take.ordered_until, batch.gate)
+  local wait_us, field = next_ready_in(now_us, fields[LEASES_UNTIL], take.ordered_until, batch.gate)
   if batch.more then
-    wait = 0
+    wait_us = 0
   end
-  if #waits > 1 and field == 'waiting' and not take.ordered_until and wait ~= 0 then
+  if offer and field == 'waiting' and not take.ordered_until and wait_us ~= 0 then
     local good_bits = offer_credit()
     bits = bits + good_bits
   end
-  if waits ~= '0' and field and wait ~= 0 and is_to_note(redis.call('HGET', slot, field), now) then
+  if may_sleep and field and wait_us ~= 0 and is_to_note(redis.call('HGET', slot, field), now) then
     note_sleeper(field, now)
   end
-  local sends_wake = waits ~= '0' and batch.gate and batch.gate.sends_wake
+  local sends_wake = may_sleep and batch.gate and batch.gate.sends_wake
   if sends_wake and is_to_note(redis.call('HGET', slot, 'waiting'), now) then
     note_sleeper('waiting', now)
   end
@@ -206,7 +207,7 @@ local function empty_reply(take, batch)
     allow_oom(store)
     remember(call, now, '0:0:')
   end
-  return { wait, bits, 0, first_delivery, accepted, '', {}, {} }
+  return { wait_us, bits, 0, first_delivery, accepted, '', {}, {} }
 end
 
 -- Return the retries remaining of each message of a batch, as bytes.
@@ -229,18 +230,18 @@ local count, retries_left = batch.count, batch.retries_left
 if count == 0 then
   return empty_reply(take, batch)
 end
-local deadline, until_ms = math.ceil((now + lease) / 1000), leases_until
+local deadline, first_lease_end = math.ceil((now + lease) / 1000), leases_until
 if lease_number then
   --- @include "lib/leases/shared_leases"
-  lease_number, lease_end = lease_for_take(lease_number, lease_end, lease, now, until_ms)
-  deadline, until_ms = SHARED_DEADLINE + lease_number, math.min(until_ms or lease_end, lease_end)
+  lease_number, lease_end = lease_for_take(lease_number, lease_end, lease, now, first_lease_end)
+  deadline = SHARED_DEADLINE + lease_number
+  first_lease_end = math.min(first_lease_end or lease_end, lease_end)
 end
 if first_delivery > BY_CLOCK then
   first_delivery = number_by_clock(first_delivery, now_us)
 end
 local receipts = receipts_of(batch.ids, count, deadline, first_delivery, max_retries, retries_left)
-local runs
-runs = member_runs(batch.ids, count)
+local runs = member_runs(batch.ids, count)
 local deliveries = delivery_answer(deadline, first_delivery, runs or table.concat(batch.ids),
   runs and AS_RUNS)
 local answer = kept_answer(call_number, now, deliveries)
@@ -250,15 +251,15 @@ redis.call('HSET', slot, 'delivered', first_delivery + count - 1, 'takes', take_
 if not last_call then
   sweep_sessions(now, SWEPT)
 end
-if string.byte(waits, 1) == RENEWS then
+if offer and string.byte(offer, 1) == RENEWS then -- the caller does not sleep
   local _, remove = credit_verbs()
   bits = bits + HAND_OVER * remove(channel)
 end
-local wait, retries = 0, ''
+local wait_us, retries = 0, ''
 if ordered then -- the slot has work when the lease of this batch ends
-  wait = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
+  wait_us = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
 elseif batch.gate or not batch.more then
-  wait = next_ready_in(now_us, until_ms, nil, batch.gate)
+  wait_us = next_ready_in(now_us, first_lease_end, nil, batch.gate)
 end
 if retries_left or string.byte(fields[MAX_RETRIES], 1) == RETRIES_CHANGED then
   retries = retries_text(batch)
@@ -266,8 +267,7 @@ end
 bits = bits + (batch.any_large and LARGE_BODIES or 0)
 if fields[WAITED] then
   --- @include "lib/events/any_waited"
-  local any
-  any = any_waited(batch.ids)
+  local any = any_waited(batch.ids)
   bits = bits + (any and ANY_WAITED or 0)
 end
-return { wait, bits, deadline, first_delivery, accepted, retries, batch.ids, batch.records }
+return { wait_us, bits, deadline, first_delivery, accepted, retries, batch.ids, batch.records }

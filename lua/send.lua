@@ -14,10 +14,10 @@ ARGV[6]   count                n, the number of messages, 1 to 1000
 ARGV[7]   head           ''    or the first 4 bytes of all records. With a head, the messages have
                                no times, and differ only in the rest of their records. Their ids are
                                a run that was made for this call (lib/send/run_members)
-ARGV[8..]                      a member has 13 bytes: the id without slot and checksum. A rest is the
-                               record from byte 9 on
-          with a head          first member, n rests
+ARGV[8..] with a head          the first member, and n rests
           without a head       n members, and n times head and rest
+          A member has 13 bytes: the id without slot and checksum. A rest is the record from byte 9
+          on.
           A time in the record below 1e12 is a delay, to be added to now. A time that has passed is
           due at once, since a command may come late. An expiry counts from the due time.
           A record with a large body (lib/records/large_bodies) ends with a reference. The client

@@ -26,7 +26,10 @@ repeat
   if not last_call or #ARGV ~= ARGS or string.byte(call, 1) ~= SESSION_SIGN then
     break -- a new session removes unused sessions; a repeated call gets its first answer
   end
-  if limit < 1 or limit > MOST or fields[CREATED] ~= created then
+  if fields[CREATED] ~= created then
+    break -- the topic was deleted or created again: the long form reports an error
+  end
+  if limit < 1 or limit > MOST then
     break -- the long form names the wrong argument
   end
   if lease < LEASE_LEAST_MS or lease > LEASE_MOST_MS or lease % 1 > 0 then
@@ -36,12 +39,20 @@ repeat
   if not is_next then
     break -- a call that arrives twice gets its first answer
   end
-  if limit > 1 and waits == '0' or string.byte(waits, 1) == RENEWS then
+  if limit > 1 and waits == '0' then
     break -- a caller with a limit above 1 that does not sleep usually finds several messages
   end
-  if ARGV[6] ~= '0' or fields[ORDERED] or fields[AUDITED] or fields[PAUSED] or fields[LIMIT]
-      or fields[WAITED] then
-    break -- the take or the slot is in order; the slot is audited, paused or limited, or has waits
+  if string.byte(waits, 1) == RENEWS then
+    break -- the call renews or removes a credit
+  end
+  if ARGV[6] ~= '0' or fields[ORDERED] then
+    break -- the take or the slot is in order
+  end
+  if fields[AUDITED] or fields[PAUSED] or fields[LIMIT] then
+    break -- the slot is audited, paused or limited
+  end
+  if fields[WAITED] then
+    break -- the reply must say whether the message has waited for an event
   end
   if tonumber(fields[ORDER] or 0) >= ORDER_END or tonumber(fields[FRONT] or 0) <= -ORDER_END then
     break -- scores may be equal, so ids decide
@@ -62,7 +73,7 @@ repeat
   end
 
   if not id and #waits == 1 then
-    break -- the caller offers no credit
+    break -- no message waits, and the caller offers no credit
   end
   local ready_in = nil -- next_ready_in, if it may be needed
   if not id or limit > 1 then
@@ -76,19 +87,19 @@ repeat
     if not way then
       break -- the long form names the wrong argument
     end
-    local wait = ready_in(now_us, fields[LEASES_UNTIL])
-    if wait == 0 then
+    local wait_us = ready_in(now_us, fields[LEASES_UNTIL])
+    if wait_us == 0 then
       break -- a lease has expired
     end
-    local credit_ends, good
-    credit_ends = credit_end(lease_end, now)
+    local credit_ends = credit_end(lease_end, now)
     local credit_lease = lease_end and 's' .. shared or lease
-    good = credit_ends and keep_credit(waits, credit_ends, limit, credit_lease, call, now) or 0
+    local good = credit_ends
+      and keep_credit(waits, credit_ends, limit, credit_lease, call, now) or 0
     if good == 0 then
       note_sleeper('waiting', now)
     end
     local bits = good > 0 and CREDIT_KEPT + HAND_OVER * good or 0
-    return { wait, bits, 0, delivery, tonumber(fields[ACCEPTED] or 0), '', {}, {} }
+    return { wait_us, bits, 0, delivery, tonumber(fields[ACCEPTED] or 0), '', {}, {} }
   end
 
   if #page > 2 or score < PRIORITY_MIN or score >= PRIORITY_END then
@@ -103,13 +114,16 @@ repeat
   if take_number % TURNS == 0 and redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) > 0 then
     break -- a retry goes first
   end
-  local record, failed = redis.call('HGET', records, id), nil
-  failed = count_failed()
+  local record = redis.call('HGET', records, id)
+  local failed = count_failed()
   if failed > 0 or string.byte(fields[MAX_RETRIES], 1) == RETRIES_CHANGED then
     break -- the reply must say how many retries remain
   end
-  if not record or #record < FIXED or string.byte(record, 1) % HEADERS >= EXPIRES then
-    break -- the record is unreadable; or it may have expired, merges, or has a large body
+  if not record or #record < FIXED then
+    break -- the record is missing or unreadable
+  end
+  if string.byte(record, 1) % HEADERS >= EXPIRES then
+    break -- the message may have expired, has a merge key or has a large body
   end
 
   local expired = count_expired(now)
@@ -124,9 +138,10 @@ repeat
     --- @include "lib/groups/group_entries"
     note_taken(score)
   end
-  local wait, bits = 0, expired > 0 and LEASES_EXPIRED or 0
+  local wait_us, bits = 0, expired > 0 and LEASES_EXPIRED or 0
   if limit > 1 then
-    wait = ready_in(now_us, fields[LEASES_UNTIL])
+    wait_us = ready_in(now_us, fields[LEASES_UNTIL])
   end
-  return { wait, bits, deadline, delivery, tonumber(fields[ACCEPTED] or 0), '', { id }, { record } }
+  return { wait_us, bits, deadline, delivery, tonumber(fields[ACCEPTED] or 0), '', { id },
+    { record } }
 until true

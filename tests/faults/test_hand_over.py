@@ -355,7 +355,7 @@ def test_control_a_repeated_take_that_leaves_its_credit_forgets_hand_overs(
     server: Server, topic: rmq.Topic, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken on purpose: what the repetition removes the credit for."""
-    break_script(monkeypatch, "prepare", "if is_repeated and channel then", "if false then")
+    break_script(monkeypatch, "prepare", "if is_repeated and offer then", "if false then")
 
     with pytest.raises(AssertionError):
         check_that_a_repeated_take_forgets_nothing(server, topic, client, 4, 2, patience_s=3.0)

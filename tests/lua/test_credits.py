@@ -265,7 +265,7 @@ def check_that_a_repeated_call_leaves_no_credit(box, sleeper, used):
 
 def test_control_a_repeated_call_that_forgets_the_credit_leaves_it(box, sleeper, monkeypatch):
     """Broken on purpose: the test of the repetition must notice."""
-    break_script(monkeypatch, "prepare", "if is_repeated and channel then", "if false then")
+    break_script(monkeypatch, "prepare", "if is_repeated and offer then", "if false then")
 
     with pytest.raises(AssertionError):
         check_that_a_repeated_call_leaves_no_credit(box, sleeper, 0)
