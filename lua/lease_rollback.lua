@@ -42,7 +42,8 @@ if not first[1] or tonumber(first[2]) > now then
 end
 local deadlines = {}
 for i = 1, #page, 2 do
-  deadlines[i], deadlines[i + 1] = 1000 + tonumber(page[i + 1]) % 1000, page[i]
+  local receipt = tonumber(page[i + 1])
+  deadlines[i], deadlines[i + 1] = ROLLED_BACK_END * 1000 + receipt % 1000, page[i]
 end
 allow_oom(prepare)
 if #page > 0 then

@@ -63,7 +63,8 @@ local function add_message(id, receipt)
     local n = #ids + 1
     ids[n], receipts[n], places[n] = id, receipt, place
   else
-    unplaced[#unplaced + 1], unplaced[#unplaced + 2] = 1000 + receipt % 1000, id
+    local rolled_back = ROLLED_BACK_END * 1000 + receipt % 1000
+    unplaced[#unplaced + 1], unplaced[#unplaced + 2] = rolled_back, id
   end
   return record and #record or 0
 end

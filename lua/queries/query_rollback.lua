@@ -34,8 +34,9 @@ local exact = state[EXACT] == '1'
 redis.call('HLEN', failures)
 redis.call('ZCARD', leases)
 local lease_end = tonumber(redis.call('ZSCORE', queries, ARGV[2]) or now)
-local first, tail, expired_to = log_range(state, 0)
-local page = redis.call('LRANGE', querylog, expired_to - first, expired_to - first + limit - 1)
+local before_log, tail, expired_to = log_range(state, 0)
+local begin = expired_to - before_log -- position of the first message in flight, from 0
+local log_ids = redis.call('LRANGE', querylog, begin, begin + limit - 1)
 local marked = read_marks(expired_to + 1, expired_to + limit)
 -- A key of a wrong type stops the script here.
 redis.call('ZCARD', prepare)
@@ -43,41 +44,42 @@ if ARGV[4] ~= '1' and lease_end > now then
   return { 0, 0 }
 end
 
--- Let the deadlines of the messages of the page pass.
-local function expire_page()
-  local scores, deadlines, ids, lefts = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
-  for i = 1, #page do
-    local score = scores[i] and tonumber(scores[i])
-    if score and score >= QUERY_DEADLINE * 1000 and not marked[expired_to + i] then
-      deadlines[#deadlines + 1], deadlines[#deadlines + 2] = 1000 + score % 1000, page[i]
-      ids[#ids + 1], lefts[#lefts + 1] = page[i], math.floor(score % 1000)
+-- Give these messages of the log a deadline that has passed.
+local function expire_leases()
+  local scores = redis.call('ZMSCORE', prepare, unpack(log_ids))
+  local changed, ids, deliveries_left = {}, {}, {}
+  for i = 1, #log_ids do
+    local id, receipt = log_ids[i], scores[i] and tonumber(scores[i])
+    if receipt and receipt >= QUERY_DEADLINE * 1000 and not marked[expired_to + i] then
+      changed[#changed + 1], changed[#changed + 2] = ROLLED_BACK_END * 1000 + receipt % 1000, id
+      ids[#ids + 1], deliveries_left[#ids + 1] = id, math.floor(receipt % 1000)
     end
   end
   if #ids == 0 then
     return
   end
-  redis.call('ZADD', prepare, 'XX', unpack(deadlines))
+  redis.call('ZADD', prepare, 'XX', unpack(changed))
   if exact then
-    note_failures(ids, lefts, tonumber(max_retries), 'l', ARGV[5], now)
+    note_failures(ids, deliveries_left, tonumber(max_retries), 'l', ARGV[5], now)
   end
 end
 
 allow_oom(prepare)
-if #page > 0 then
-  expire_page()
-  expired_to = expired_to + #page
+if #log_ids > 0 then
+  expire_leases()
+  expired_to = expired_to + #log_ids
   if exact then
     redis.call('HSET', query, 'lapsed_to', expired_to)
   else
-    trim_log(first, expired_to)
+    trim_log(before_log, expired_to)
     drop_marks(expired_to)
   end
 end
 if tail > expired_to then
-  return { #page, 1 }
+  return { #log_ids, 1 }
 end
 redis.call('HDEL', query, 'owner', 'owner_until')
 set_expiry()
 redis.call('ZREM', queries, ARGV[2])
 note_first_end()
-return { #page, 0 }
+return { #log_ids, 0 }

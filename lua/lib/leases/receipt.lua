@@ -17,6 +17,8 @@ local SHARED_DEADLINE = 3000000000 -- the year 2065
 local SHARED_MOST = 900000000 -- largest number of a shared lease
 local RUNS_FROM = 6 -- where the runs of receipts begin in ARGV (lib/leases/receipt_runs)
 local QUERY_DEADLINE = 4000000000 -- the year 2096
+-- Deadline of a delivery whose query or shared lease was rolled back. It has passed.
+local ROLLED_BACK_END = 1
 -- The first byte of the field `max_retries` of a slot if the setting was changed. Replies then say
 -- how many retries remain to each message.
 local RETRIES_CHANGED = 43 -- +

@@ -33,7 +33,13 @@ local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the wo
 -- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a
 -- time. Each has up to 72 KiB.
 local ENTRIES_AT_ONCE = 64
-local LEASE_EXPIRED = 108 -- l, the reason of an attempt whose lease expired
+-- Flags of an entry and of its items. SAME_TEXTS is the sum of the flags 1, 2 and 4.
+local HAS_EARLIER, SAME_TEXTS, DETAILS_ARE_EARLIER, SAME_FRAMES = 1, 7, 8, 16
+-- Positions in an entry. If there are earlier attempts, their counts are followed by the items.
+local COUNTS_AT, ITEMS_AT = 11, 16
+local ATTEMPT_HEAD = 8 -- bytes of an item before its texts
+local LEASE_EXPIRED = 108 -- the reason l as a byte
+local ATTEMPTS_MOST = 65535 -- of which an entry counts the attempts
 local UNREADABLE = '\0\1f\0\0\0\0\0\0\0\146\170unreadable\160'
 
 -- Split an entry into when, flags, details, and earlier attempts: a table with the number of
@@ -43,14 +49,14 @@ local function read_entry(entry)
     entry = UNREADABLE
   end
   local at, flags = string.sub(entry, 5, 10), string.byte(entry, 4)
-  if flags % 2 == 0 then
+  if flags % 2 ~= HAS_EARLIER then
     local earlier = { attempts = string.byte(entry, 2), kept = 0, items = '' }
-    return at, flags, string.sub(entry, 11), earlier
+    return at, flags, string.sub(entry, COUNTS_AT), earlier
   end
-  local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
-  local items = string.sub(entry, 16, 15 + bytes)
+  local attempts, kept, bytes = struct.unpack('>I2BI2', entry, COUNTS_AT)
+  local items = string.sub(entry, ITEMS_AT, ITEMS_AT - 1 + bytes)
   local earlier = { attempts = attempts, kept = kept, items = items }
-  return at, flags, string.sub(entry, 16 + bytes), earlier
+  return at, flags, string.sub(entry, ITEMS_AT + bytes), earlier
 end
 
 -- Return error, traceback and worker of details. Details in another form are returned as the error.
@@ -78,14 +84,14 @@ end
 -- Return the flags and the texts of an item. `newer`: the details of the attempt after it.
 local function item_texts(newer, details)
   if newer == details then
-    return 7, ''
+    return SAME_TEXTS, ''
   end
   local flags, kept, after, texts = 0, '', texts_of(newer), texts_of(details)
   for i = 1, 3 do
     if after[i] == texts[i] then
       flags = flags + 2 ^ (i - 1)
     elseif i == 2 and frames_of(texts) and frames_of(texts) == frames_of(after) then
-      flags = flags + 16
+      flags = flags + SAME_FRAMES
     else
       -- The end of a traceback says more than its beginning.
       local most = TEXT_BYTES[i]
@@ -100,9 +106,9 @@ end
 local function newest_items(items)
   local kept, at = 0, 1
   while kept < KEPT_MOST and at <= #items do
-    local flags, next_at = string.byte(items, at + 1) or 7, at + 8
+    local flags, next_at = string.byte(items, at + 1) or SAME_TEXTS, at + ATTEMPT_HEAD
     for i = 0, 2 do
-      if math.floor(flags / 2 ^ i) % 2 == 0 and (i ~= 1 or flags < 16) then
+      if math.floor(flags / 2 ^ i) % 2 == 0 and (i ~= 1 or flags < SAME_FRAMES) then
         local high, low = string.byte(items, next_at, next_at + 1)
         next_at = next_at + 2 + (high or 0) * 256 + (low or 0)
       end
@@ -115,10 +121,17 @@ local function newest_items(items)
   return string.sub(items, 1, at - 1), kept
 end
 
+-- Return the number of attempts since the message was sent, after `made` deliveries.
+--- @inline
+local function count_attempts(attempts, former_made, made)
+  return math.max(0, math.min(ATTEMPTS_MOST, attempts - former_made + made))
+end
+
 -- Return the entry of a message after another attempt. `entry`: its entry before, or false.
 -- `details`: false keeps the details of the attempt before.
-local function failure_entry(entry, left, made, reason, details, now)
-  local own, head = details and 0 or 8, string.char(left, made) .. reason
+local function failure_entry(entry, deliveries_left, made, reason, details, now)
+  local details_flag = details and 0 or DETAILS_ARE_EARLIER
+  local head = string.char(deliveries_left, made) .. reason
   if not entry then
     return head .. '\0' .. write48(now) .. (details or '')
   end
@@ -126,26 +139,28 @@ local function failure_entry(entry, left, made, reason, details, now)
     entry = UNREADABLE
   end
   local former_made, former_reason, flags = string.byte(entry, 2, 4)
-  if flags == 1 and details and reason ~= 'l' and reason ~= 'd' then
+  if flags == HAS_EARLIER and details and reason ~= 'l' and reason ~= 'd' then
     -- Usually the same error comes again. Then the entry only gets one more item.
-    local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
-    local fits = kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES
-    if fits and string.sub(entry, 16 + bytes) == details then
-      attempts = math.max(0, math.min(65535, attempts - former_made + made))
-      local item = struct.pack('>I2BI2BB', attempts, kept + 1, bytes + 8, former_reason, 7)
-      return head .. '\1' .. write48(now) .. item .. string.sub(entry, 5, 10)
-        .. string.sub(entry, 16)
+    local attempts, kept, bytes = struct.unpack('>I2BI2', entry, COUNTS_AT)
+    local size = bytes + ATTEMPT_HEAD
+    local fits = kept < KEPT_MOST and size <= HISTORY_BYTES
+    if fits and string.sub(entry, ITEMS_AT + bytes) == details then
+      local count = count_attempts(attempts, former_made, made)
+      local item = struct.pack('>I2BI2BB', count, kept + 1, size, former_reason, SAME_TEXTS)
+      return head .. string.char(HAS_EARLIER) .. write48(now) .. item
+        .. string.sub(entry, 5, 10) .. string.sub(entry, ITEMS_AT)
     end
   end
   local at, before, earlier
   at, flags, before, earlier = read_entry(entry)
   local attempts, kept, items = earlier.attempts, earlier.kept, earlier.items
   details = details or before
+  local former_details_flag = flags - flags % DETAILS_ARE_EARLIER
   if reason == 'l' and former_reason == LEASE_EXPIRED and former_made == made then
-    own = flags - flags % 8 -- query_rollback has noted this delivery and its time
+    details_flag = former_details_flag -- query_rollback has noted this delivery and its time
   else
     local item_flags, texts = item_texts(details, before)
-    local item = string.char(former_reason, item_flags + flags - flags % 8) .. at .. texts
+    local item = string.char(former_reason, item_flags + former_details_flag) .. at .. texts
     items, kept = item .. items, kept + 1
     if kept > KEPT_MOST or #items > HISTORY_BYTES then
       items, kept = newest_items(items)
@@ -153,26 +168,27 @@ local function failure_entry(entry, left, made, reason, details, now)
     at = write48(now)
   end
   if kept == 0 then
-    return head .. string.char(own) .. at .. details
+    return head .. string.char(details_flag) .. at .. details
   end
   if reason ~= 'd' then
-    attempts = math.max(0, math.min(65535, attempts - former_made + made))
+    local count = count_attempts(attempts, former_made, made)
+    attempts = count
   end
   local counts = struct.pack('>I2BI2', attempts, kept, #items)
-  return head .. string.char(own + 1) .. at .. counts .. items .. details
+  return head .. string.char(details_flag + HAS_EARLIER) .. at .. counts .. items .. details
 end
 
--- Write the failure entries of several messages that have failed in the same way. `lefts`: the
--- deliveries left of each.
-local function note_failures(ids, lefts, max_retries, reason, details, now)
+-- Write the failure entries of several messages that have failed in the same way. The
+-- deliveries left are by position.
+local function note_failures(ids, deliveries_left, max_retries, reason, details, now)
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
     local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
     for i = first, last do
+      local left, entry = deliveries_left[i], entries[i - first + 1]
+      local made = math.max(0, max_retries - left + 1)
       noted[#noted + 1] = ids[i]
-      local made = math.max(0, max_retries - lefts[i] + 1)
-      local entry = entries[i - first + 1]
-      noted[#noted + 1] = failure_entry(entry, lefts[i], made, reason, details, now)
+      noted[#noted + 1] = failure_entry(entry, left, made, reason, details, now)
     end
     redis.call('HSET', failures, unpack(noted))
   end
