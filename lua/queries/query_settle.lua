@@ -11,13 +11,17 @@ ARGV[7]   upto                 last number of the batch
 ARGV[8]   limit                1 to 4000
 ARGV[9]   details              text of the failure entries of messages that this query gave back
           (query_rollback).
-Returns   {number of messages settled, number of the batch's ids left in the log, number of the
-          batch's messages that could not be settled, bytes read since the last call, ms that the
-          other owner has left, the other owner}. The last two only if another owner runs the query:
-          then nothing changed.
+Returns   {number of messages settled,
+           number of the batch's ids left in the log,
+           number of the batch's messages that could not be settled,
+           bytes read since the last call}.
+          If another owner runs the query, nothing changes, and two values follow:
+           ms until its ownership ends,
+           the other owner.
 Cost      O(k), k = limit, for whole pages of which no message left the query, while one query has
           messages of the slot. Otherwise at most 1000 ids leave the log, in O(log L) each, L =
-          leases of the slot. In an audited slot also the records of the messages.
+          leases of the slot. In an audited slot also the records of the messages. In a slot with a
+          history, at most 1000 ids leave the log, because the script copies their records.
 Atomic    A message leaves the log in the step that settles it. It only leaves the log if it has
           left the PrepareQueue, or is in flight for another consumer. A message that query_fail
           took out of the batch also only leaves the log, and its mark is dropped. It is not
@@ -45,40 +49,41 @@ local since = whole_number(ARGV[6], 0, NUMBER_MOST, 'since')
 local upto = whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
 local limit = whole_number(ARGV[8], 1, QUERY_MOST, 'limit')
 local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded, history,
-  kept_state = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked',
+  history_state = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked',
     'audited', 'chunk', 'large', 'offloaded', 'history', 'acked'))
 if not created then
   fail('GONE', slot)
 end
 local state = read_query()
-local left, other = other_owner(state, ARGV[3], now)
-local first, tail, expired_to = log_range(state, 0)
-local last = math.min(upto, tail) -- number of the batch's last id in the log
-local size = math.min(history and MOST or limit, limit, last - first) -- ids that leave the log now
+local other_ms, other = other_owner(state, ARGV[3], now)
+local before_log, tail, expired_to = log_range(state, 0)
 if other then
-  return { 0, 0, 0, 0, left, other }
+  return { 0, 0, 0, 0, other_ms, other }
 end
-local done, exact = tonumber(state[SETTLED] or 0), state[EXACT] == '1'
-local gone_before = math.max(since, done, exact and tonumber(state[WAIVED] or 0) or 0)
-local missed = state[MISSED_AT] == ARGV[7] and tonumber(state[MISSED]) or 0
--- Messages of the batch that have left the log and were not settled.
-local missing = math.max(0, math.min(upto, first) - gone_before)
+local batch_end = math.min(upto, tail) -- number of the batch's last id in the log
+local settled_to, exact = tonumber(state[SETTLED] or 0), state[EXACT] == '1'
 local bytes = tonumber(state[BYTES] or 0)
+-- Numbers of missing messages of the batch: as earlier calls stored it, and of messages that have
+-- left the log since then without being settled.
+local missing_stored = state[MISSED_AT] == ARGV[7] and tonumber(state[MISSED]) or 0
+local done_to = math.max(since, settled_to, exact and tonumber(state[WAIVED] or 0) or 0)
+local missing_earlier = math.max(0, math.min(upto, before_log) - done_to)
 
--- Store up to which number the query has settled. Store how many messages of the batch are missing,
--- if a later call has to return that.
-local function store_progress(ends)
-  missed = missed + missing
-  if ends > done then
-    redis.call('HSET', query, 'settled', ends)
+-- Store up to which number ids have left the log, and how many messages of the batch are missing if
+-- a later call has to return that. Return that number. `missing_now`: not yet stored.
+local function store_progress(to, missing_now)
+  local missing = missing_stored + missing_now
+  if to > settled_to then
+    redis.call('HSET', query, 'settled', to)
   end
-  if exact or ends < last then
-    if missing > 0 then
-      redis.call('HSET', query, 'missed', missed, 'missed_at', ARGV[7])
+  if exact or to < batch_end then
+    if missing_now > 0 then
+      redis.call('HSET', query, 'missed', missing, 'missed_at', ARGV[7])
     end
   elseif state[MISSED] then
     redis.call('HDEL', query, 'missed', 'missed_at')
   end
+  return missing
 end
 
 -- Forget the bytes that were read, since they are returned.
@@ -91,32 +96,38 @@ end
 -- A key of a wrong type stops the script here.
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
-local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', QUERY_DEADLINE * 1000)
+local query_count = redis.call('ZCARD', queries)
 local failed = redis.call('HLEN', failures)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
-if size <= 0 then
-  if last > done or state[MISSED] and not exact then
+-- Number of ids that may leave the log now. With a history, their records are read.
+local most = math.min(history and MOST or limit, limit, batch_end - before_log)
+if most <= 0 then
+  local missing = missing_stored
+  if batch_end > settled_to or state[MISSED] and not exact then
     allow_oom(prepare)
-    store_progress(last)
+    missing = store_progress(batch_end, missing_earlier)
   end
   forget_bytes()
-  return { 0, 0, missed, bytes }
+  return { 0, 0, missing, bytes }
 end
--- The page also has the id behind the end, which says whether a page of query_take ends there.
-local page = redis.call('LRANGE', querylog, 0, size)
-local following = page[size + 1]
-page[size + 1] = nil
-local any_marked = redis.call('ZCOUNT', querymarks, '-inf', first + size + 1) > 0
-local marked = any_marked and read_marks(first + 1, first + size + 1) or {}
-local ids, waiting_ids, waiting_scores = page, {}, {} -- to be settled
-if any_marked then
-  ids = {}
-  for i = 1, size do
-    if not marked[first + i] then
-      ids[#ids + 1] = page[i]
-    end
-  end
-end
+
+-- Phase 1: read the first ids of the log, and the id behind them. That id says whether a page of
+-- query_take ends before it.
+local log_ids = redis.call('LRANGE', querylog, 0, most)
+local following = log_ids[most + 1]
+log_ids[most + 1] = nil
+local log_end = before_log + most
+local any_marked = redis.call('ZCOUNT', querymarks, '-inf', log_end + 1) > 0
+local marked = any_marked and read_marks(before_log + 1, log_end + 1) or {}
+
+-- Phase 2: choose the ids that leave the log, and the messages to settle. Both functions below
+-- return a table:
+--   size: number of ids that leave the log.
+--   ids: messages to settle.
+--   range_end: end of a range of receipts that has exactly these messages, or nil.
+--   waiting_ids: messages to settle that are in the StoreQueue. store_scores: their scores, by id.
+--   missing: number of messages of the batch that cannot be settled.
+local first_receipt = string.format('%.0f', QUERY_DEADLINE * 1000) -- of a query
 
 -- Return the number of the page of a message, or nil if it is not in flight for the query.
 local function page_of(id)
@@ -126,116 +137,126 @@ end
 
 -- Return the number of messages on the pages up to this page, and the end of their range.
 local function count_pages(number)
-  local past = string.format('(%.0f', (QUERY_DEADLINE + number + 1) * 1000)
-  return redis.call('ZCOUNT', prepare, low, past), past
+  local range_end = string.format('(%.0f', (QUERY_DEADLINE + number + 1) * 1000)
+  return redis.call('ZCOUNT', prepare, first_receipt, range_end), range_end
 end
 
--- Return the end of a range of receipts that has exactly the messages of `ids`; nil if they are not
--- whole pages. If `ids` ends inside a page, remove the ids of that page.
+-- Return the ids of the log, without the messages that query_fail took out of the batch.
+local function unmarked_ids()
+  local ids = {}
+  for i = 1, most do
+    if not marked[before_log + i] then
+      ids[#ids + 1] = log_ids[i]
+    end
+  end
+  return ids
+end
+
+-- Choose whole pages of query_take. Return nil if that is not possible. To read each receipt would
+-- double the cost of the script.
 --
--- If there is one query, all messages with deadlines of queries are its own, and pages follow each
--- other in the log. The pages that end within `ids` are then part of `ids`. So they are the same if
--- they have the same number of messages. To read the score of each message would double the cost of
--- the script. Messages that were taken out of the batch do not count. If the query has received
--- one of them again, it is on a later page.
-local function whole_pages()
-  if query_count ~= 1 or expired_to ~= first or #ids == 0 or marked[first + size + 1] then
+-- If there is one query, every message with a deadline of a query is its own. Pages follow each
+-- other in the log. So the ids are exactly these pages if ZCOUNT of the pages equals #ids. For
+-- example, the log has the messages a to f, on the pages 1: a b, 2: c d e, 3: f.
+--
+--   most = 5: The ids are a to e. Pages 1 and 2 have 5 messages, and are settled.
+--   most = 4: The ids are a to d. The following id e is also on page 2, so only page 1 is settled.
+--   most = 5, c is marked: The ids are a b d e. Pages 1 and 2 have 4 messages, and are settled.
+--
+-- A marked message that the query has received again is on a later page.
+local function choose_whole_pages()
+  local ids = any_marked and unmarked_ids() or log_ids
+  if query_count ~= 1 or expired_to ~= before_log or #ids == 0 or marked[log_end + 1] then
     return nil
   end
-  if not following then
-    local count, past = count_pages(tonumber(state[PAGE] or 0))
-    return count == #ids and past or nil
+  local last_page, next_page = tonumber(state[PAGE] or 0), math.huge -- if the log ends here
+  if following then
+    last_page, next_page = page_of(ids[#ids]), page_of(following)
+    if not last_page or not next_page or next_page < last_page then
+      return nil
+    end
   end
-  local newest, behind = page_of(ids[#ids]), page_of(following)
-  if not newest or not behind or behind < newest then
+  local size, ends_inside = most, next_page == last_page
+  if ends_inside and any_marked then
     return nil
   end
-  if behind > newest then
-    local count, past = count_pages(newest)
-    return count == #ids and past or nil
-  end
-  if any_marked then
+  local count, range_end = count_pages(ends_inside and last_page - 1 or last_page)
+  if ends_inside then
+    if count == 0 or count >= most or page_of(log_ids[count + 1]) ~= last_page then
+      return nil
+    end
+    size, ids = count, { unpack(log_ids, 1, count) }
+  elseif count ~= #ids then
     return nil
   end
-  -- The end is inside a page: settle the pages before it first.
-  local count, past = count_pages(newest - 1)
-  if count == 0 or count >= size or page_of(page[count + 1]) ~= newest then
-    return nil
-  end
-  size, ids = count, { unpack(page, 1, count) }
-  return past
+  return { size = size, ids = ids, range_end = range_end, waiting_ids = {}, store_scores = {},
+    missing = 0 }
 end
 
-local high = whole_pages()
-if not high then
+-- Choose messages by their receipts, at most MOST.
+local function choose_by_receipts()
   --- @include "lib/settle/attempts"
   redis.call('ZCARD', store)
-  if size > MOST then
-    size, page = MOST, { unpack(page, 1, MOST) }
-  end
-  local scores, entries, waiting, seen = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
-  if expired_to > first then
-    entries = redis.call('HMGET', failures, unpack(page))
-    waiting = redis.call('ZMSCORE', store, unpack(page))
+  local size = math.min(most, MOST)
+  local chosen = { size = size, ids = {}, waiting_ids = {}, store_scores = {}, missing = 0 }
+  local page_ids = size < most and { unpack(log_ids, 1, size) } or log_ids
+  local receipts = redis.call('ZMSCORE', prepare, unpack(page_ids))
+  local entries, store_scores, is_chosen = {}, {}, {}
+  if expired_to > before_log then
+    entries = redis.call('HMGET', failures, unpack(page_ids))
+    store_scores = redis.call('ZMSCORE', store, unpack(page_ids))
   end
 
-  -- Return whether a message still waits since its lease has expired.
-  local function still_waits(i)
+  -- Return whether a message of the query has not been received since its lease expired.
+  local function is_untouched_since_expiry(i)
     local _, flags, details = read_entry(entries[i] or '')
-    local has_expired = scores[i] and tonumber(scores[i]) < 2000
-    return flags < 8 and details == ARGV[9] and (has_expired or waiting[i])
+    local receipt = receipts[i] and tonumber(receipts[i])
+    local is_rolled_back = receipt and receipt < (ROLLED_BACK_END + 1) * 1000
+    return flags < DETAILS_ARE_EARLIER and details == ARGV[9]
+      and (is_rolled_back or store_scores[i])
   end
 
-  -- Settle a message that waits. Its lease may have expired twice, so its id may come twice.
-  local function settle_waiting(i)
-    local id = page[i]
-    if seen[id] then
+  -- Add a message to `chosen`. Its lease may have expired twice, so its id may come twice.
+  local function choose_expired(i)
+    local id, score = page_ids[i], store_scores[i]
+    if is_chosen[id] then
       return
     end
-    seen[id] = true
-    ids[#ids + 1] = id
-    if waiting[i] then
-      waiting_ids[#waiting_ids + 1], waiting_scores[id] = id, waiting[i]
+    is_chosen[id], chosen.ids[#chosen.ids + 1] = true, id
+    if score then
+      chosen.waiting_ids[#chosen.waiting_ids + 1], chosen.store_scores[id] = id, score
     end
   end
 
-  -- Settle the message at position i of the page, or count it as missing, or only drop its id.
-  local function settle_one(i)
-    local number = first + i
-    if marked[number] then
-      return -- query_fail took it out of the batch
-    end
-    if number > expired_to and scores[i] and tonumber(scores[i]) >= QUERY_DEADLINE * 1000 then
-      ids[#ids + 1] = page[i]
-      return
-    end
-    if number <= since then
-      return -- the id is from an earlier batch
-    end
-    if number <= expired_to and still_waits(i) then
-      settle_waiting(i)
-    else
-      missing = missing + 1
+  for i = 1, size do
+    local number, receipt = before_log + i, receipts[i] and tonumber(receipts[i])
+    local is_expired, is_marked = number <= expired_to, marked[number]
+    if not is_marked and not is_expired and receipt and receipt >= QUERY_DEADLINE * 1000 then
+      chosen.ids[#chosen.ids + 1] = page_ids[i]
+    elseif not is_marked and number > since then -- an id up to `since` is from an earlier batch
+      if is_expired and is_untouched_since_expiry(i) then
+        choose_expired(i)
+      else
+        chosen.missing = chosen.missing + 1
+      end
     end
   end
-
-  ids = {}
-  for i = 1, #page do
-    settle_one(i)
-  end
+  return chosen
 end
-local settled = 0
-if #ids > 0 then
+
+-- Phase 3: settle the chosen messages, at least one. Return how many were settled.
+local function settle(chosen)
   --- @include "lib/groups/leave_groups"
   --- @include "lib/wake/wake"
-  local kept = window > 0 and kept_ids(ids)
-  if kept then
+  local ids, waiting_ids = chosen.ids, chosen.waiting_ids
+  local resendable_ids = window > 0 and kept_ids(ids)
+  if resendable_ids then
     check_settled_sets(window, last_turn, now)
   end
   if history then
     --- @include "lib/history/keep_acked"
     redis.call('ZCARD', audit)
-    keep_acked(ids, history, kept_state, large, tonumber(chunk), now)
+    keep_acked(ids, history, history_state, large, tonumber(chunk), now)
   end
   if audited then
     --- @include "lib/audit"
@@ -243,14 +264,15 @@ if #ids > 0 then
   end
   local scores = {}
   for i = 1, #ids do
-    scores[i] = waiting_scores[ids[i]] or false
+    scores[i] = chosen.store_scores[ids[i]] or false
   end
   local let_next_out = leaving_groups(ids, nil, nil, scores)
   allow_oom(prepare)
   note_outcomes(ids, now, 's')
-  local removed = remove_deliveries(large or offloaded, ids, failed, low, high, history)
-  if kept then
-    remember_settled(window, last_turn, now, kept)
+  local removed =
+    remove_deliveries(large or offloaded, ids, failed, first_receipt, chosen.range_end, history)
+  if resendable_ids then
+    remember_settled(window, last_turn, now, resendable_ids)
   end
   if blocked then
     --- @include "lib/take/in_order"
@@ -262,19 +284,25 @@ if #ids > 0 then
     redis.call('ZREM', store, unpack(waiting_ids))
   end
   if let_next_out and let_next_out() then
-    wake_sleepers(now, ARGV[4], ARGV[5])
+    wake_sleepers(now, ARGV[4], ARGV[5]) -- not a second time: `wake` notes that nobody sleeps
   end
-  settled = removed + #waiting_ids
-  redis.call('HINCRBY', slot, 'settled', settled)
+  redis.call('HINCRBY', slot, 'settled', removed + #waiting_ids)
+  return removed + #waiting_ids
 end
-redis.call('LTRIM', querylog, size, -1)
+
+local chosen = choose_whole_pages() or choose_by_receipts()
+local settled = #chosen.ids > 0 and settle(chosen) or 0
+
+-- Phase 4: drop the ids from the log, and store the progress of the query.
+local end_now = before_log + chosen.size
+redis.call('LTRIM', querylog, chosen.size, -1)
 if any_marked then
-  drop_marks(first + size)
+  drop_marks(end_now)
 end
-store_progress(first + size)
-if first + size == tail then
+local missing = store_progress(end_now, missing_earlier + chosen.missing)
+if end_now == tail then
   redis.call('ZREM', queries, ARGV[2])
   redis.call('PEXPIRE', query, QUERY_KEPT_MS)
 end
 forget_bytes()
-return { settled, last - first - size, missed, bytes }
+return { settled, batch_end - end_now, missing, bytes }
