@@ -7,7 +7,8 @@ local CREATED, ACCEPTED, ORDER, FRONT, SESSION = 1, 2, 3, 4, 5
 -- Of read_store_fields, with the first five:
 local WAITING, CAPACITY, OVERFLOW, DEDUP_MS = 6, 7, 8, 9
 local SETTLED_TURN, PAUSED_SEND, GROUPS, OUTCOMES = 10, 11, 12, 13
--- Of read_take_fields, with the first five:
+-- Of read_take_fields, with the first five. EXTRA is the field in the place of the session.
+local EXTRA = 5
 local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10
 local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED = 11, 12, 13, 14, 15, 16
 local WAITED = 17
@@ -22,12 +23,13 @@ local function read_store_fields(session)
     'capacity', 'overflow', 'dedup_ms', 'settled_turn', 'paused_send', 'groups', 'outcomes')
 end
 
--- Read the fields that a script needs to receive messages.
+-- Read the fields that a script needs to receive messages. `extra_field`: field of the caller's
+-- session (SESSION), or another field (EXTRA).
 --- @inline
-local function read_take_fields(session)
-  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'max_retries',
-    'chunk', 'delivered', 'takes', 'ordered', 'audited', 'leases_until', 'paused', 'limit',
-    'timed_priority', 'groups', 'waited')
+local function read_take_fields(extra_field)
+  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', extra_field,
+    'max_retries', 'chunk', 'delivered', 'takes', 'ordered', 'audited', 'leases_until', 'paused',
+    'limit', 'timed_priority', 'groups', 'waited')
 end
 
 -- Read the fields that a script needs to give deliveries back.

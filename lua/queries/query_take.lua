@@ -11,11 +11,15 @@ ARGV[5]   from                 the newest number that the caller knows
 ARGV[6]   limit                1 to 4000
 ARGV[7]   bytes                maximum bytes of records, but at least one message; 0: no maximum
 ARGV[8]   created              the topic's stamp as the caller opened it. Another stamp is an error.
-Returns   {messages in flight for the query after `from`, the newest number, 1 if there may be more
-          to receive, flags, bytes of the records if `bytes` asks for them, ms that the other owner
-          has left, the other owner}. The flags are 1 if leases have expired, for a rollback, plus 2
-          if a shared lease or the lease of a query has. The last two only if another owner runs the
-          query: then nothing changed.
+Returns   {number of messages in flight for the query after `from`,
+           the newest number,
+           1 if there may be more to receive, else 0,
+           flags: 1 if leases have expired and need a rollback, plus 2 if a shared lease or the
+           lease of a query has expired,
+           bytes of the records if `bytes` is not 0, else 0}.
+          If another owner runs the query, nothing changes, and two values follow:
+           ms until its ownership ends,
+           the other owner.
 Cost      O(k log L), k = limit, L = leases of the slot. Records are read if messages may expire or
           merge, if the slot has a limit or is in order, and if `bytes` asks for it. Then at most
           1000 messages are received and 4 MiB are read; with a limit for each key, 12 MiB.
@@ -33,9 +37,10 @@ Atomic    If there are numbers after `from`, nothing is received, even if their 
 --- @include "lib/take/delivery_numbers"
 --- @include "lib/query"
 --- @include "lib/slot_fields"
+--- @include "lib/take/reply_bits"
 --- @include "lib/take/take_messages"
 --- @include "lib/writes"
-local FRESH = 0.9 -- part of a lease: while more of it is left, the lease is not renewed
+local RENEW_BELOW = 0.9 -- part of a lease: a take renews the lease if less is left
 local now, now_us = clock(ARGV[1])
 local run, owner = ARGV[2], ARGV[3]
 check_names(run, owner)
@@ -43,24 +48,24 @@ local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local from = whole_number(ARGV[5], 0, NUMBER_MOST, 'from')
 local limit = whole_number(ARGV[6], 1, QUERY_MOST, 'limit')
 local most_bytes = whole_number(ARGV[7], 0, NUMBER_MOST, 'bytes')
--- A query has no session: its log answers a call that is sent twice. `no_expiry` has the place of
--- the session.
+-- A query needs no session: its log answers a call that is sent twice.
 local fields = read_take_fields('no_expiry')
-local no_expiry = fields[SESSION]
+local no_expiry = fields[EXTRA]
 if fields[CREATED] ~= ARGV[8] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 local state = read_query()
-local first, tail, expired_to = log_range(state, from)
+local before_log, tail, expired_to = log_range(state, from)
 local in_flight = tail - math.max(expired_to, from)
-local left, other = other_owner(state, owner, now)
+local other_ms, other = other_owner(state, owner, now)
 if other then
-  return { in_flight, tail, 0, 0, 0, left, other }
+  return { in_flight, tail, 0, 0, 0, other_ms, other }
 end
 local lease_end = tonumber(redis.call('ZSCORE', queries, run) or 0)
 if tail > from then -- the caller does not know these messages
   return { in_flight, tail, 1, 0, 0 }
 end
+-- Of all consumers. Read before the take, since a key of a wrong type stops the script here.
 local slot_in_flight = redis.call('ZCARD', prepare)
 local takes, delivery = tonumber(fields[TAKES] or 0) + 1, tonumber(fields[DELIVERED] or 0) + 1
 local batch = take_messages({
@@ -71,8 +76,8 @@ local n, ids, more, retries_left = batch.count, batch.ids, batch.more, batch.ret
 local flags, bytes = 0, 0
 if n < limit then
   local expired = count_expired(now)
-  local long_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <= now
-  flags = (expired > 0 and 1 or 0) + (long_expired and 2 or 0)
+  local shared_or_query_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <= now
+  flags = (expired > 0 and LEASES_EXPIRED or 0) + (shared_or_query_expired and SHARED_EXPIRED or 0)
 end
 if n == 0 then
   if not no_expiry and redis.call('HLEN', records) == 0 then
@@ -93,16 +98,17 @@ end
 if delivery > BY_CLOCK then
   delivery = number_by_clock(delivery, now_us)
 end
-local has_messages, max_retries = tail > expired_to, tonumber(fields[MAX_RETRIES])
-local page = has_messages and tonumber(state[PAGE] or 0) + 1 or 1
+local has_in_flight, max_retries = tail > expired_to, tonumber(fields[MAX_RETRIES])
+-- If the query has nothing in flight, no receipt has the number of a page. So pages begin again.
+local page = has_in_flight and tonumber(state[PAGE] or 0) + 1 or 1
 local receipts = {}
 if fields[ORDERED] then
   -- A message that is given back goes to its former place, by its delivery number.
   receipts = receipts_of(ids, n, QUERY_DEADLINE + page, delivery, max_retries, retries_left)
 else
-  local fresh = receipt_text(QUERY_DEADLINE + page, max_retries, delivery)
+  local unfailed_receipt = receipt_text(QUERY_DEADLINE + page, max_retries, delivery)
   for i = 1, n do
-    local receipt = fresh
+    local receipt = unfailed_receipt
     if retries_left and retries_left[i] then
       receipt = receipt_text(QUERY_DEADLINE + page, retries_left[i], delivery)
     end
@@ -111,19 +117,19 @@ else
 end
 add_many(prepare, receipts, slot_in_flight)
 redis.call('RPUSH', querylog, unpack(ids))
-if not has_messages then
+if not has_in_flight then
   redis.call('PERSIST', query)
-  if first < tail then -- the log has ids whose lease has expired
+  if before_log < tail then -- the log has ids whose lease has expired
     redis.call('PERSIST', querylog)
   end
 end
 redis.call('HSET', query, 'tail', tail + n, 'page', page, 'owner', owner)
-if lease_end - now < FRESH * lease then
+if lease_end - now < RENEW_BELOW * lease then
   lease_end = now + lease
   redis.call('ZADD', queries, lease_end, run)
 end
 -- If this time is too early, a rollback corrects it.
-local until_ms = math.min(lease_end, tonumber(fields[LEASES_UNTIL] or lease_end))
+local first_end = math.min(lease_end, tonumber(fields[LEASES_UNTIL] or lease_end))
 redis.call('HSET', slot, 'delivered', delivery + n - 1, 'takes', takes,
-  'leases_until', string.format('%.0f', until_ms))
+  'leases_until', string.format('%.0f', first_end))
 return { n, tail + n, more and 1 or 0, flags, bytes }
