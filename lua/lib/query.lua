@@ -67,13 +67,18 @@ local function other_owner(state, owner, now)
   end
 end
 
--- Return three numbers of the log. Its ids have the numbers after the first result, up to the
--- second. The query has those after the third in flight. `from`: newest number that the caller
--- knows, since Redis may have lost its own.
+-- Return three numbers of the log: `before_log`, `tail` and `expired_to`. Each is the last number
+-- of its part:
+--
+--   .. before_log    .. expired_to        .. tail
+--   have left it     lease has expired    in flight for the query, or marked
+--
+-- `from`: newest number that the caller knows. Redis may have lost its newest numbers.
 local function log_range(state, from)
   local tail = math.max(from, tonumber(state[TAIL] or 0))
-  local first = tail - redis.call('LLEN', querylog)
-  return first, tail, math.max(first, math.min(tail, tonumber(state[LAPSED_TO] or 0)))
+  local before_log = tail - redis.call('LLEN', querylog)
+  local expired_to = math.min(tail, tonumber(state[LAPSED_TO] or 0))
+  return before_log, tail, math.max(before_log, expired_to)
 end
 
 -- Return by number the marks of messages that query_fail has taken out of the batch. A mark is the
@@ -111,9 +116,9 @@ local function set_expiry()
 end
 
 -- Drop ids from the log up to a number, which no owner needs.
-local function trim_log(first, upto)
-  if upto > first then
-    redis.call('LTRIM', querylog, upto - first, -1)
+local function trim_log(before_log, upto)
+  if upto > before_log then
+    redis.call('LTRIM', querylog, upto - before_log, -1)
     redis.call('HSET', query, 'waived', upto)
   end
 end

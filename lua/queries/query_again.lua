@@ -6,8 +6,10 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: the process that runs the query
 ARGV[4]   upto                 last number of the batch
-Returns   {messages in flight for the query, the newest number, ms that the other owner has left,
-          the other owner}. The last two only if another owner runs the query: then nothing changed.
+Returns   {messages in flight for the query, the newest number}.
+          If another owner runs the query, nothing changes, and two values follow:
+           ms until its ownership ends,
+           the other owner.
 Cost      O(c), c = ids in the log whose lease has expired
 Atomic    All messages in flight get numbers after the newest, in the same order. Ids whose lease
           has expired leave the log: they were never handed out. The first write needs no memory. A
@@ -24,16 +26,16 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local state = read_query()
-local left, other = other_owner(state, ARGV[3], now)
-local first, tail, expired_to = log_range(state, 0)
+local other_ms, other = other_owner(state, ARGV[3], now)
+local before_log, tail, expired_to = log_range(state, 0)
 local in_flight = tail - expired_to
 if other then
-  return { in_flight, tail, left, other }
+  return { in_flight, tail, other_ms, other }
 end
 if tonumber(state[SETTLED] or 0) >= math.min(upto, tail) then
   return { in_flight, tail }
 end
-redis.call('LTRIM', querylog, expired_to - first, -1)
+redis.call('LTRIM', querylog, expired_to - before_log, -1)
 if expired_to < upto then
   tail = tail + in_flight
 end

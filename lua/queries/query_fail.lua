@@ -48,10 +48,13 @@ if not fields[CREATED] then
   fail('GONE', slot)
 end
 local state = read_query()
-local first, tail, expired_to = log_range(state, 0)
-local low, high = math.max(numbers[1], first + 1), math.min(numbers[n], tail)
+local before_log, tail, expired_to = log_range(state, 0)
+local low, high = math.max(numbers[1], before_log + 1), math.min(numbers[n], tail)
 local handed_out = tonumber(state[READ] or 0)
-local page = low <= high and redis.call('LRANGE', querylog, low - first - 1, high - first - 1) or {}
+local log_ids = {}
+if low <= high then
+  log_ids = redis.call('LRANGE', querylog, low - before_log - 1, high - before_log - 1)
+end
 local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))
 -- A key of a wrong type stops the script here, before it writes anything.
@@ -73,7 +76,7 @@ end
 -- Return the letter of message i if it cannot be failed, else nil.
 local function letter_of(i)
   local number, score = numbers[i], scores[i]
-  if page[number - low + 1] ~= members[i] then
+  if log_ids[number - low + 1] ~= members[i] then
     return '0'
   end
   if marked[number] then
@@ -114,8 +117,9 @@ end
 local function reject()
   local outcomes, delivery_counts = {}, {}
   for m = 1, #ids do
-    local left = math.floor(tonumber(receipts[m]) % 1000)
-    delivery_counts[m], outcomes[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - left + 1), 'd'
+    local retries_left = math.floor(tonumber(receipts[m]) % 1000)
+    delivery_counts[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - retries_left + 1)
+    outcomes[m] = 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
   local let_next_out = leaving_groups(ids, true)

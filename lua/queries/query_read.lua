@@ -35,25 +35,26 @@ if bytes_read > 0 and state[TAIL] then
   allow_oom(prepare)
   redis.call('HINCRBY', query, 'bytes', ARGV[5])
 end
-local first, tail, expired_to = log_range(state, 0)
+local before_log, tail, expired_to = log_range(state, 0)
 local from, to, ids = math.max(after, expired_to), math.min(upto, tail), {}
 if from < to then
-  ids = redis.call('LRANGE', querylog, from - first, math.min(to - first, from - first + limit) - 1)
+  local begin = from - before_log -- position in the log, from 0
+  ids = redis.call('LRANGE', querylog, begin, math.min(to - before_log, begin + limit) - 1)
 end
 local any_marked = redis.call('ZCARD', querymarks) > 0
 local any_failed = redis.call('HLEN', failures) > 0 or any_marked
 if #ids == 0 then
   return { from, '', {}, {} }
 end
-local page, receipts = {}, {}
+local found_records, receipts = {}, {}
 if with_records then
-  page = redis.call('HMGET', records, unpack(ids))
+  found_records = redis.call('HMGET', records, unpack(ids))
   local bytes = 0
   for i = 1, #ids do
-    bytes = bytes + (page[i] and #page[i] or 0)
-    page[i] = page[i] or ''
+    bytes = bytes + (found_records[i] and #found_records[i] or 0)
+    found_records[i] = found_records[i] or ''
     if bytes >= READ_BYTES and i < #ids then
-      ids, page = { unpack(ids, 1, i) }, { unpack(page, 1, i) }
+      ids, found_records = { unpack(ids, 1, i) }, { unpack(found_records, 1, i) }
       break
     end
   end
@@ -69,4 +70,4 @@ if from + #ids > tonumber(state[READ] or 0) then
   allow_oom(prepare)
   redis.call('HSET', query, 'read', from + #ids)
 end
-return { from, table.concat(ids), receipts, page }
+return { from, table.concat(ids), receipts, found_records }

@@ -10,9 +10,11 @@ ARGV[5]   index                the slot's index, sent to the consumers that are 
 ARGV[6]   upto                 up to this number
 ARGV[7]   limit                1 to 1000
 ARGV[8]   details              the error for the failure entries, at most 64 KiB
-Returns   {number of messages rejected, number of ids that left the log, ms that the other owner has
-          left, the other owner}. The last two only if another owner runs the query: then nothing
-          changed. Fewer ids than the limit leave the log if no more are left up to `upto`.
+Returns   {number of messages rejected, number of ids that left the log}. Fewer ids than the limit
+          leave the log if no more are left up to `upto`.
+          If another owner runs the query, nothing changes, and two values follow:
+           ms until its ownership ends,
+           the other owner.
 Cost      O(k log L), k = limit, L = members of the slot
 Atomic    A message leaves the log in the step that rejects it. So a message that is redriven and
           received again is in the log once. A message only leaves the log if its lease has expired,
@@ -38,15 +40,15 @@ if not created then
   fail('GONE', slot)
 end
 local state = read_query()
-local left, other = other_owner(state, ARGV[3], now)
-local first, tail, expired_to = log_range(state, 0)
+local other_ms, other = other_owner(state, ARGV[3], now)
+local before_log, tail, expired_to = log_range(state, 0)
 if other then
-  return { 0, 0, left, other }
+  return { 0, 0, other_ms, other }
 end
-local size = math.max(0, math.min(limit, math.min(upto, tail) - first))
-local page = size > 0 and redis.call('LRANGE', querylog, 0, size - 1) or {}
-local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(page)) or {}
-local done, marked = tonumber(state[SETTLED] or 0), read_marks(first + 1, first + size)
+local size = math.max(0, math.min(limit, math.min(upto, tail) - before_log))
+local log_ids = size > 0 and redis.call('LRANGE', querylog, 0, size - 1) or {}
+local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(log_ids)) or {}
+local done, marked = tonumber(state[SETTLED] or 0), read_marks(before_log + 1, before_log + size)
 -- A key of a wrong type stops the script here, before it writes anything.
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
@@ -63,10 +65,10 @@ if dead_to then
   redis.call('ZCARD', targets)
 end
 local ids, delivery_counts = {}, {}
-for i = 1, #page do
-  local number, score = first + i, scores[i] and tonumber(scores[i])
+for i = 1, #log_ids do
+  local number, score = before_log + i, scores[i] and tonumber(scores[i])
   if number > expired_to and not marked[number] and score and score >= QUERY_DEADLINE * 1000 then
-    ids[#ids + 1] = page[i]
+    ids[#ids + 1] = log_ids[i]
     delivery_counts[#ids] = math.max(1, tonumber(max_retries) - math.floor(score % 1000) + 1)
   end
 end
@@ -86,9 +88,9 @@ if #ids > 0 then
 end
 if size > 0 then
   redis.call('LTRIM', querylog, size, -1)
-  drop_marks(first + size)
+  drop_marks(before_log + size)
 end
-local ends = size > 0 and first + size or math.min(upto, tail)
+local ends = size > 0 and before_log + size or math.min(upto, tail)
 if ends > done then
   redis.call('HSET', query, 'settled', ends)
 end

@@ -9,9 +9,12 @@ ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 ARGV[6]   after                messages after this number
 ARGV[7]   limit                1 to 1000
-Returns   {number of messages given back, the newest number after that, 1 if there are more to give
-          back, ms that the other owner has left, the other owner}. The last two only if another
-          owner runs the query: then nothing changed.
+Returns   {number of messages given back,
+           the newest number after that,
+           1 if there are more to give back, else 0}.
+          If another owner runs the query, nothing changes, and two values follow:
+           ms until its ownership ends,
+           the other owner.
 Cost      O(n log L), n = limit, L = members of the slot, and up to 4 MiB of records
 Atomic    If a number after `after` was handed out, nothing is given back. Each message goes where
           `release` would put it, and uses up no retry. The newest messages are given back first, so
@@ -38,9 +41,9 @@ if not fields[CREATED] then
 end
 local state = read_query()
 local _, tail, expired_to = log_range(state, 0)
-local left, other = other_owner(state, ARGV[3], now)
+local other_ms, other = other_owner(state, ARGV[3], now)
 if other then
-  return { 0, tail, 0, left, other }
+  return { 0, tail, 0, other_ms, other }
 end
 local low = math.max(after, expired_to, tonumber(state[SETTLED] or 0))
 if low >= tail or tonumber(state[READ] or 0) > after then
@@ -51,8 +54,8 @@ redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)
 redis.call('ZCARD', queries)
-local page = redis.call('LRANGE', querylog, -math.min(limit, tail - low), -1)
-local scores, bytes, from = redis.call('ZMSCORE', prepare, unpack(page)), 0, #page + 1
+local log_ids = redis.call('LRANGE', querylog, -math.min(limit, tail - low), -1)
+local scores, bytes, from = redis.call('ZMSCORE', prepare, unpack(log_ids)), 0, #log_ids + 1
 local ids, receipts, places, unplaced = {}, {}, {}, {}
 
 -- Add a message to the lists, the newest first. Return the size of its record.
@@ -84,11 +87,11 @@ while from > 1 and bytes < READ_BYTES do
   from = from - 1
   local receipt = tonumber(scores[from] or nil)
   if receipt and receipt >= QUERY_DEADLINE * 1000 then
-    bytes = bytes + add_message(page[from], receipt)
+    bytes = bytes + add_message(log_ids[from], receipt)
   end
 end
 reverse()
-local count, given = #page - from + 1, #ids
+local count, given = #log_ids - from + 1, #ids
 allow_oom(prepare)
 if #unplaced > 0 then
   redis.call('ZADD', prepare, 'XX', unpack(unplaced))

@@ -14,9 +14,13 @@ ARGV[7]   after                the batch begins after this number
 ARGV[8]   upto                 last number of the batch
 ARGV[9]   report               the owner's report, for query_inspect: at most 500 bytes. '': no new
           report
-Returns   {messages of the batch in flight for the query, the newest number, the newest settled
-          number, the newest number handed out, ms that the other owner has left, the other owner}.
-          The last two only if another owner runs the query: then nothing changed.
+Returns   {number of messages of the batch in flight for the query,
+           the newest number,
+           the newest settled number,
+           the newest number handed out}.
+          If another owner still runs the query, nothing changes, and two values follow:
+           ms until its ownership ends,
+           the other owner.
 Cost      O(log q), q = queries with messages of the slot. O(n) if n ids whose lease has expired are
           dropped.
 Atomic    The count is of the moment of the renewal. The first write needs no memory. A second run
@@ -43,12 +47,12 @@ if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local state = read_query()
-local first, tail, expired_to = log_range(state, 0)
+local before_log, tail, expired_to = log_range(state, 0)
 local in_flight = math.max(0, math.min(upto, tail) - math.max(after, expired_to))
 local settled, handed_out = tonumber(state[SETTLED] or 0), tonumber(state[READ] or 0)
-local left, other = other_owner(state, ARGV[3], now)
-if other and owner_ms > 0 and left > 0 then
-  return { in_flight, tail, settled, handed_out, left, other }
+local other_ms, other = other_owner(state, ARGV[3], now)
+if other and owner_ms > 0 and other_ms > 0 then
+  return { in_flight, tail, settled, handed_out, other_ms, other }
 end
 -- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', queries)
@@ -64,7 +68,7 @@ else
   redis.call('HDEL', query, 'owner_until')
 end
 if exact == 0 then
-  trim_log(first, expired_to)
+  trim_log(before_log, expired_to)
 end
 if tail > expired_to then
   redis.call('PERSIST', query)
