@@ -7,6 +7,7 @@ the sides take turns in a changing order. The peers are in `spark_peers`: genera
 streams that are read by XRANGE without taking and settling.
 
     rows      whole batches and tasks, rows a second; processors and commands of a batch
+    many      the same with 256 slots and 256 streams
     slots     the same with 256 slots, compared with 4
     idle      commands a second of a query without messages
     latency   time from a send to its sink
@@ -168,7 +169,16 @@ def _beside(
 
 def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
     """Measure whole batches and tasks, compared with raw streams and generated rows."""
-    shape = {"rows": size.rows, "batch": size.rows // 5, "slots": SLOTS}
+    return _batches("rows", SLOTS, sides, rounds, size)
+
+
+def many(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """Measure the part rows with many slots, and as many streams."""
+    return _batches("many", size.many, sides, rounds, size)
+
+
+def _batches(part: str, slots: int, sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    shape = {"rows": size.rows, "batch": size.rows // 5, "slots": slots}
     ask: dict[str, Any] = {"measure": "batches", **shape}
     asked = {
         MADE: (sides.own, {**ask, "side": "made"}),
@@ -180,21 +190,19 @@ def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
     def of(*path: str) -> dict[str, list[float]]:
         return {name: _values(answers, *path) for name, answers in found.items()}
 
-    measured = _beside("rows", "whole batches", "rows/s", of("rows/s"), 0.85)
+    measured = _beside(part, "whole batches", "rows/s", of("rows/s"), 0.85)
     for row in measured[: len(found)]:
         last = found[row.name.removeprefix("whole batches, ")][-1]
         row.notes.update({"ms of a batch": last["ms"], "us of processors": last["us"]})
-    measured += _beside("rows", "in tasks", "rows/s", of("rows/s in tasks"), 0.9)
+    measured += _beside(part, "in tasks", "rows/s", of("rows/s in tasks"), 0.9)
     for processor in ("Redis", "JVM", "Python", "all"):
-        measured += _beside(
-            "rows", f"CPU of {processor} for a row", "us", of("us", processor), None
-        )
+        measured += _beside(part, f"CPU of {processor} for a row", "us", of("us", processor), None)
     for kind, title, most in (
         ("sent", "commands of a batch", 5.0),
         ("all", "the same with those inside scripts", None),
     ):
         counts = {name: values for name, values in of("commands", kind).items() if name != MADE}
-        measured += _beside("rows", title, "commands", counts, most, at_most=True)
+        measured += _beside(part, title, "commands", counts, most, at_most=True)
     return measured
 
 
@@ -341,6 +349,7 @@ def backlog(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 Part = Callable[[Sides, int, Size], list[Measurement]]
 PARTS: dict[str, Part] = {
     "rows": rows,
+    "many": many,
     "slots": slots,
     "idle": idle,
     "latency": latency,
