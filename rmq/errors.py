@@ -155,7 +155,7 @@ class AccessDenied(ConfigurationError):
 
 
 class LifespanFailed(RMQError):
-    """A lifespan or a process dependency failed when the worker started.
+    """A lifespan function, or a dependency of scope "process", failed when the worker started.
 
     The worker has received no message. `__cause__` is the exception of the function.
     """
@@ -232,14 +232,17 @@ class DeliveryError(RMQError):
 
 
 class LeaseLost(DeliveryError):
-    """The lease has expired. Another consumer may have the message.
+    """The delivery no longer has its lease. Another consumer may have the message.
+
+    Either the lease expired and the delivery was rolled back, or somebody else settled, gave back
+    or deleted the message, or Redis lost it.
 
     The call changed nothing. Do not repeat it, because the other consumer settles the message.
     """
 
 
 class AlreadySettled(DeliveryError):
-    """The program has already settled this delivery with an earlier call."""
+    """An earlier call has already settled this delivery, or has found that its lease was lost."""
 
 
 class Cancelled(DeliveryError):
@@ -398,7 +401,7 @@ class HistoryLost(StorageError):
 
 
 class ScriptFailed(StorageError):
-    """A Lua script has stopped, because a key or a record is wrong, or because Redis failed.
+    """A Lua script has stopped: a key has a wrong type, a record is unreadable, or Redis failed.
 
     RMQ's scripts check types and records before they write. If Redis fails in the middle of a
     script, the script's earlier writes remain.

@@ -326,7 +326,7 @@ class AsyncClient(ClientBase):
         it.
 
         Args:
-            name: Name of the batch: 1 to 64 characters of A-Z a-z 0-9 . _ - If a batch of this name
+            name: Name of the batch, 1 to 64 characters (A-Z a-z 0-9 . _ -). If a batch of this name
                 exists, the program continues it. The handler of a member may pass its delivery
                 instead of a name. It can then add members, even after the batch was closed.
             then: The callback: a pair of a topic and an rmq.Outgoing. You may omit the callback if

@@ -283,7 +283,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         return AsyncTopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> AsyncResultHandle:
-        """Return a handle. With the handle, you can read or await the result of a message.
+        """Return a handle, with which you can read or await the result of a message.
 
         This call reads nothing from Redis.
 
@@ -450,7 +450,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
     async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Delete stages that were not published.
 
-        If `publish` has begun to publish a batch of the query, the stages of this batch are not
-        deleted.
+        If `publish` has begun to publish a batch for the query with the name `query`, the stages of
+        this batch are not deleted.
         """
         await self._run(discard_flow(self._context, staged, query))

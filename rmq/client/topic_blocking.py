@@ -164,7 +164,7 @@ class Topic(TopicBase, Schedules):
         return TopicHistory(self._transport, self._context)
 
     def result(self, id: Id) -> ResultHandle:
-        """Return a handle. With the handle, you can read or await the result of a message.
+        """Return a handle, with which you can read or await the result of a message.
 
         This call reads nothing from Redis.
 
@@ -331,7 +331,7 @@ class Topic(TopicBase, Schedules):
     def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Delete stages that were not published.
 
-        If `publish` has begun to publish a batch of the query, the stages of this batch are not
-        deleted.
+        If `publish` has begun to publish a batch for the query with the name `query`, the stages of
+        this batch are not deleted.
         """
         self._run(discard_flow(self._context, staged, query))

@@ -216,7 +216,7 @@ class Health(NamedTuple):
 
     Attributes:
         ok: Whether the worker receives, runs and settles the messages of every handler.
-        problems: Texts that describe the problems.
+        problems: The problems, each as one line of text.
         alive: False if a part of this process has hung for a minute, so that a restart may help. An
             outage of Redis does not count.
     """

@@ -108,7 +108,8 @@ class Worker:
         schedules: Whether the worker sends the messages of its topics' schedules (`Topic.every`).
         max_messages: Number of handled messages after which `run` stops, or None for no limit. RMQ
             adds a random part of up to 10 %, so that processes do not stop at the same time.
-        max_memory: Number of bytes of memory above which `run` stops, or None for no limit.
+        max_memory: Number of bytes of resident memory above which `run` stops, or None for no
+            limit.
         timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
             for no limit. After this time, the worker releases all other deliveries, and `run` ends
             with exit code 70.

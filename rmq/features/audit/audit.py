@@ -53,8 +53,8 @@ class AuditResult(NamedTuple):
         waiting: Number of waiting messages that have a number.
         in_flight: Number of messages in flight that have a number.
         dead: Number of dead letters that have a number.
-        missing: Number of lost messages: no queue has them, and `seen` and `accounted` do not count
-            them.
+        missing: Number of lost messages. RMQ accepted them, no queue has them, and `seen` and
+            `accounted` do not count them.
         lost: Numbers of the lost messages, in at most 1000 ranges.
     """
 

@@ -161,8 +161,8 @@ class DeadLetterAdmin(AdminPart):
             limit: Maximum number of dead letters to return, 1 to 1000.
             scan: Maximum number of dead letters to examine. So a page may be short or empty
                 although more dead letters follow. Continue as long as a page returns a cursor.
-            raw: Whether to return each message as a `rmq.kernel.core.record.Record`. Its body is
-                not decoded.
+            raw: Whether the `body` of each message is a `rmq.kernel.core.record.Record`. It has the
+                bytes that Redis stores and names the codec, but is not decoded.
         """
         wanted = dead_letters_filter.given(filter)
         return self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
@@ -205,12 +205,12 @@ class DeadLetterAdmin(AdminPart):
 
         Returns:
             "redriven", "gone" (the message is not a dead letter, or it died again during the call),
-            "moving" (a redrive is moving it to another topic) or "unreadable". Only "redriven"
-            means a change.
+            "moving" (a redrive is moving it to another topic) or "unreadable". Unless the result is
+            "redriven", nothing was changed.
 
         Guarantee:
-            The change and the redrive are one step. If the call fails, the dead letter is
-            unchanged.
+            The change and the redrive are one step: either consumers get the changed message, or
+            the dead letter is unchanged.
 
         Raises:
             TopicNotFound: The topic does not exist.

@@ -1,6 +1,7 @@
 """The operations of `Admin` on pending follow-ups.
 
-When RMQ acks a message, it stores the follow-ups of the message, which may go to other topics.
+When RMQ acks or rejects a message, it stores the follow-ups of the message. They may go to other
+topics.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
     async def pending(self, topic: str) -> list[PendingFollowUp]:
         """Return the pending follow-ups of a topic, oldest first.
 
-        RMQ stores a follow-up when it acks a message of the topic. The follow-up is pending until
-        RMQ has stored it in its own topic.
+        RMQ stores a follow-up when it acks or rejects a message of the topic. The follow-up is
+        pending until RMQ has stored it in its own topic.
 
         Args:
-            topic: Name of the topic whose messages were acked.
+            topic: Name of the topic whose messages were acked or rejected.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -40,7 +41,7 @@ class AsyncFollowUpAdmin(AsyncAdminPart):
         """Delete the pending follow-ups that a topic has for one target topic. Return their number.
 
         Args:
-            topic: Name of the topic whose messages were acked.
+            topic: Name of the topic whose messages were acked or rejected.
             target: Name of the topic that would get the follow-ups.
             dry_run: Whether to only count the follow-ups.
         """

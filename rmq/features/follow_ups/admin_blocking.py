@@ -14,11 +14,11 @@ class FollowUpAdmin(AdminPart):
     def pending(self, topic: str) -> list[PendingFollowUp]:
         """Return the pending follow-ups of a topic, oldest first.
 
-        RMQ stores a follow-up when it acks a message of the topic. The follow-up is pending until
-        RMQ has stored it in its own topic.
+        RMQ stores a follow-up when it acks or rejects a message of the topic. The follow-up is
+        pending until RMQ has stored it in its own topic.
 
         Args:
-            topic: Name of the topic whose messages were acked.
+            topic: Name of the topic whose messages were acked or rejected.
 
         Raises:
             TopicNotFound: The topic does not exist.
@@ -38,7 +38,7 @@ class FollowUpAdmin(AdminPart):
         """Delete the pending follow-ups that a topic has for one target topic. Return their number.
 
         Args:
-            topic: Name of the topic whose messages were acked.
+            topic: Name of the topic whose messages were acked or rejected.
             target: Name of the topic that would get the follow-ups.
             dry_run: Whether to only count the follow-ups.
         """

@@ -23,11 +23,11 @@ class PendingFollowUp(NamedTuple):
     """The follow-ups of one slot that are not yet in their target slot.
 
     Attributes:
-        slot: Index of the slot whose messages were acked.
+        slot: Index of the slot whose messages were acked or rejected.
         target: Name of the topic that gets the follow-ups.
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.
-        since: Time of the first of these acks.
+        since: Time of the first of these acks or rejections.
         next_try: Earliest time at which a process tries to send the follow-ups.
     """
 

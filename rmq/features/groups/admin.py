@@ -22,7 +22,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
         skip: int = 0,
         scan: int = flows.SCAN,
     ) -> GroupPage:
-        """Return the groups that have messages, are paused, or are held by a dead letter.
+        """Return the groups that have admitted messages, are paused, or are held by a dead letter.
 
         Consumers may receive the admitted messages of a group (`out`), or have them in flight. RMQ
         holds the other messages of the group.
@@ -45,7 +45,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
         return await self._run(flows.groups(self._context(topic), sort, limit, skip, scan))
 
     async def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
-        """Return the state of a group, or None if it has no messages and is not stopped.
+        """Return the state of a group, or None if it has no admitted message and is not stopped.
 
         After a resize, a group may have messages in several slots (parts of the topic). `groups`
         then lists the group once for each slot. This method returns the state in the slot in which

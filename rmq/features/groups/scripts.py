@@ -17,7 +17,7 @@ _PAUSED, _HELD = 2, 4  # flags
 
 
 class GroupState(NamedTuple):
-    """The state of a group that has messages, is paused, or is held by a dead letter.
+    """The state of a group that has admitted messages, is paused, or is held by a dead letter.
 
     Attributes:
         group: Name of the group. Empty for messages without a group.

@@ -19,9 +19,9 @@ class AsyncTopicHistory:
     """Reads the acked messages that a topic keeps if it has the setting `history`.
 
     A read changes nothing, and does not affect consumers. Any number of readers can read the whole
-    history. For each slot (part) of the topic, a position has the last entry that you read, as
-    text. You can store a position as JSON. When you load it, convert the indexes of slots to
-    numbers again.
+    history. A position maps the index of each slot (part) of the topic to the last entry that you
+    read, as text. You can store a position as JSON. When you load it, convert the indexes of slots
+    to numbers again.
     """
 
     def __init__(self, transport: AsyncTransport, context: TopicContext) -> None:
@@ -53,8 +53,8 @@ class AsyncTopicHistory:
             upto: Position at which to stop, for the slots in this position.
             slots: Indexes of the slots to read. Default: all slots that the topic has ever had.
             limit: Maximum number of messages, 1 to 10 000. RMQ does not divide the messages of one
-                ack. So if `limit` is smaller, a page may have up to 100 messages. A page also ends
-                after about 16 MiB.
+                ack, which are at most 100. If the first ack of a page has more than `limit`
+                messages, the page has all of them. A page also ends after about 16 MiB.
             stored: Whether to leave offloaded bodies in their store. If False, RMQ reads the bodies
                 if this process has access to the store.
 

@@ -22,7 +22,8 @@ class AsyncMessageAdmin(AsyncAdminPart):
         Args:
             topic: Name of the topic.
             id: Id of the message.
-            raw: Whether to return a `rmq.kernel.core.record.Record`. Its body is not decoded.
+            raw: Whether the `body` of the message is a `rmq.kernel.core.record.Record`. It has the
+                bytes that Redis stores and names the codec, but is not decoded.
         """
         return await self._run(reading.get(self._context(topic), id, raw))
 
@@ -87,7 +88,9 @@ class AsyncMessageAdmin(AsyncAdminPart):
         )
 
     async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """Divide a queue of a slot (part of a topic) into pieces. `page` reads one piece.
+        """Divide a queue of a slot (part of a topic) into pieces of about the same size.
+
+        `page` reads one piece.
 
         Args:
             topic: Name of the topic.

@@ -62,7 +62,9 @@ class JointQueries:
             raise
 
     def wait(self, queries: Sequence[Query], seconds: float) -> bool:
-        """Wait for new messages, but at most `seconds`. Return whether there may be messages.
+        """Wait until messages are available, but at most `seconds`.
+
+        Return whether there may be messages.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis does not answer.

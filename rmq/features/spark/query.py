@@ -142,9 +142,9 @@ class AsyncQuery(QueryBase):
             after: Last number that the caller has recorded, for each slot. A missing slot counts as
                 0.
             most: Maximum number of messages over all slots. Default: all available messages.
-            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. Each
-                slot may exceed the limit by one message. With a limit, the call is slower because
-                Redis must read the records.
+            most_bytes: Maximum bytes of records and bodies over all slots. Default: no limit. The
+                result may exceed the limit by one message per slot. With a limit, the call is
+                slower because Redis must read the records.
 
         Raises:
             QueryOwned: Another driver runs the query.
@@ -152,7 +152,10 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
-        """Wait for new messages, but at most `seconds`. Return whether there may be messages."""
+        """Wait until messages are available, but at most `seconds`.
+
+        Return whether there may be messages.
+        """
         return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
@@ -262,10 +265,11 @@ class AsyncQuery(QueryBase):
         return await self._run(self._flows.reject(upto, reason))
 
     async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
-        """Mark single messages of a batch as failed. A repeated call changes nothing.
+        """Give single messages of a batch back for a retry, or make them dead letters.
 
-        The messages stay in the batch, and `settle` skips them. `read` returns them as long as
-        their records exist. Any process may call this method, even if it does not own the query.
+        Each message fails once, even if you repeat the call. The messages stay in the batch, and
+        `settle` skips them. `read` returns them as long as their records exist. Any process may
+        call this method, even if it does not own the query.
 
         Args:
             messages: Messages that `read` returned.

@@ -190,7 +190,10 @@ class AsyncTopicAdmin(AsyncAdminPart):
         return await self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     async def stats(self, topic: str) -> dict[str, int]:
-        """Return the message counts of a topic. `lua/topic/stats.lua` lists their names."""
+        """Return the message counts of a topic over all slots.
+
+        `lua/topic/stats.lua` lists their names.
+        """
         return await self._run(stats.stats(self._context(topic)))
 
     async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:

@@ -191,7 +191,10 @@ class TopicAdmin(AdminPart):
         return self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     def stats(self, topic: str) -> dict[str, int]:
-        """Return the message counts of a topic. `lua/topic/stats.lua` lists their names."""
+        """Return the message counts of a topic over all slots.
+
+        `lua/topic/stats.lua` lists their names.
+        """
         return self._run(stats.stats(self._context(topic)))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:

@@ -104,7 +104,7 @@ class Transport(virtual.Transport):
         return rmq.__version__
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """Return the URL without its password."""
+        """Return the URL, by default without its password."""
         return uri if include_password else redact_url(uri)
 
     # --- topics ---------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ class TaskBackend(BaseTaskBackend):
     * retries: Number of retries after an exception of a task, 0 to 16. Default: 0.
     * topic: Settings of the topics (see rmq.Settings), as a dict.
     * outbox: Alias in DATABASES. If you enqueue a task inside `atomic()` of this database, RMQ
-      sends the task only if the transaction commits. Default: None. RMQ then sends every task
-      immediately.
+      sends the task if and only if the transaction commits. Default: None. RMQ then sends every
+      task immediately.
     """
 
     task_class = Task

@@ -44,8 +44,8 @@ class Task(tasks_api.Task):
 class TaskContext(tasks_api.TaskContext):
     """The context of a running task, with the delivery of its message.
 
-    Through the delivery, a task can report its progress, store steps, and see whether it was
-    cancelled.
+    Through the delivery, a task can report its progress, store steps, and see whether a program has
+    asked to cancel it.
     """
 
     delivery: rmq.Delivery

@@ -85,9 +85,8 @@ class AsyncConsumer:
             Deliveries, in order within each slot. The list is empty if no message arrived in time.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis cannot be reached, and this call may have leased
-                messages. The next call, or `close`, first releases these messages. They lose no
-                retry.
+            Unavailable, OutcomeUnknown: Redis cannot be reached. If this call has leased messages,
+                the next call, or `close`, first releases them. They lose no retry.
         """
         received = await self._transport.run(self._flows.receive(max_messages, wait))
         return [AsyncDelivery(each, self._settle_with) for each in received]

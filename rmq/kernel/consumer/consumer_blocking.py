@@ -59,9 +59,8 @@ class Consumer:
             Deliveries, in order within each slot. The list is empty if no message arrived in time.
 
         Raises:
-            Unavailable, OutcomeUnknown: Redis cannot be reached, and this call may have leased
-                messages. The next call, or `close`, first releases these messages. They lose no
-                retry.
+            Unavailable, OutcomeUnknown: Redis cannot be reached. If this call has leased messages,
+                the next call, or `close`, first releases them. They lose no retry.
         """
         received = self._transport.run(self._flows.receive(max_messages, wait))
         return [Delivery(each, self._settle_with) for each in received]

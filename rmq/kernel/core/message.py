@@ -72,7 +72,7 @@ class Outgoing:
             key. You cannot combine `dedup_key` with `id` or `merge_key`.
         retry: Retry policy of this message. It overrides all other policies.
         max_runtime: Longest run of a handler for this message, seconds or timedelta.
-        type: Message type, with 1 to 128 characters of A-Z a-z 0-9 . _ - : / A worker chooses the
+        type: Message type, 1 to 128 characters (A-Z a-z 0-9 . _ - : /). A worker chooses the
             handler by this type. Messages of different types do not merge. If the type is None, the
             default handler receives the message.
         group: Name of the message's group, 1 to 200 bytes of UTF-8 without control characters. The

@@ -161,7 +161,7 @@ class DeliveryData:
 
     @property
     def event(self) -> Event | None:
-        """The event that ended the message's last wait, or None if there was no wait."""
+        """The event that ended the message's last wait, or None if it waited for no event."""
         return next(reversed(self._inner.events.values())) if self._inner.events else None
 
     @property
@@ -212,7 +212,7 @@ class DeliveryData:
         In a worker, the event is set soon after the request. Outside of a worker, only `extend`
         sets it.
 
-        An async handler gets CancelledError instead. It must not call `wait` on the event, because
+        An async handler also gets CancelledError. It must not call `wait` on the event, because
         `wait` blocks the event loop.
         """
         return self._inner.cancelled()
@@ -242,8 +242,8 @@ class AsyncDelivery(DeliveryData):
         """Settle the message as done.
 
         Args:
-            then: Messages to send in the same step, as with the method `then`. Give an rmq.Outgoing
-                for this topic, or a pair of a topic and an rmq.Outgoing.
+            then: Messages to send in the same step, as with the method `then`. Each is an
+                rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB after encoding.
                 If the value is too large or cannot be encoded, the stored result says so.
 
@@ -421,7 +421,7 @@ class AsyncDelivery(DeliveryData):
 
         Args:
             reason: Reason that is stored with the dead letter.
-            then: Messages to send exactly once, in the same step. Give an rmq.Outgoing for this
+            then: Messages to send exactly once, in the same step. Each is an rmq.Outgoing for this
                 topic, or a pair of a topic and an rmq.Outgoing. Messages that were passed to the
                 method `then` before are not sent.
         """

@@ -34,8 +34,8 @@ class Delivery(DeliveryData):
         """Settle the message as done.
 
         Args:
-            then: Messages to send in the same step, as with the method `then`. Give an rmq.Outgoing
-                for this topic, or a pair of a topic and an rmq.Outgoing.
+            then: Messages to send in the same step, as with the method `then`. Each is an
+                rmq.Outgoing for this topic, or a pair of a topic and an rmq.Outgoing.
             result: Value to store if the message keeps its result, at most 256 KiB after encoding.
                 If the value is too large or cannot be encoded, the stored result says so.
 
@@ -213,7 +213,7 @@ class Delivery(DeliveryData):
 
         Args:
             reason: Reason that is stored with the dead letter.
-            then: Messages to send exactly once, in the same step. Give an rmq.Outgoing for this
+            then: Messages to send exactly once, in the same step. Each is an rmq.Outgoing for this
                 topic, or a pair of a topic and an rmq.Outgoing. Messages that were passed to the
                 method `then` before are not sent.
         """

@@ -50,8 +50,8 @@ class Then:
 
     Args:
         result: The handler's own return value, or None if it has none.
-        follow_ups: Messages to send. Give an rmq.Outgoing for the topic of the delivery, or a pair
-            of a topic and an rmq.Outgoing.
+        follow_ups: Messages to send. Each is an rmq.Outgoing for the topic of the delivery, or a
+            pair of a topic and an rmq.Outgoing.
 
     Raises:
         InvalidType: A message has another type, or the first argument is a message to send.
@@ -139,8 +139,8 @@ class Reject(Exception):
     Args:
         reason: Reason that is stored with the dead letter. Default: the error in `raise
             rmq.Reject() from error`, with its traceback, or "rejected".
-        then: Messages to send exactly once, in the same step. Give an rmq.Outgoing for the topic of
-            the delivery, or a pair of a topic and an rmq.Outgoing. In a handler of batches, they
+        then: Messages to send exactly once, in the same step. Each is an rmq.Outgoing for the topic
+            of the delivery, or a pair of a topic and an rmq.Outgoing. In a handler of batches, they
             are sent once for each rejected message.
     """
 

@@ -60,7 +60,7 @@ class MessageOutcome(NamedTuple):
 
     @property
     def error(self) -> str:
-        """Type and message of the last error, or '' if the message succeeded."""
+        """Type and message of the last error of a message that did not succeed, or ''."""
         return self.failure.error or self.failure.reason if self.failure else ""
 
 

@@ -160,7 +160,7 @@ class QueueBlock(NamedTuple):
 
     @staticmethod
     def joined(blocks: Sequence[QueueBlock]) -> QueueBlock:
-        """Join successive blocks of a queue into one block."""
+        """Join successive blocks of one queue of a slot into one block."""
         last = blocks[-1]
         if len(blocks) == 1:
             return last

@@ -66,7 +66,7 @@ class Ledger:
         claim lives as long as its handler runs, even if the delivery's lease is lost or its
         `max_runtime` has passed. If the database is unreachable, RMQ postpones the delivery, and
         the message loses no retry. If RMQ cannot mark finished work as done, this process keeps the
-        claim and tries again until the `ttl` has passed.
+        claim and tries again, until the `ttl` has passed since the end of the work.
 
     Source:
         The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.

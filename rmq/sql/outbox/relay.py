@@ -98,10 +98,10 @@ class Relay:
             return self._relay_batch(connection).done
 
     def run(self, stop: threading.Event) -> None:
-        """Send stubs (outbox rows) until `stop` is set. The last batch is always finished.
+        """Send stubs (outbox rows) until `stop` is set.
 
-        While Redis or the database is unreachable, the relay tries again at growing intervals of up
-        to 30 s.
+        A batch that has begun is finished first. While Redis or the database is unreachable, the
+        relay tries again at growing intervals of up to 30 s.
 
         Raises:
             ConfigurationError: The table is missing.

@@ -143,10 +143,10 @@ class Resender:
             return result._replace(reported=self._notifier.report())
 
     def run(self, stop: threading.Event) -> None:
-        """Handle a batch every second until `stop` is set. The last batch is always finished.
+        """Handle a batch every second until `stop` is set.
 
-        While Redis or the database is unreachable, the resender tries again at growing intervals of
-        up to 30 s.
+        A batch that has begun is finished first. While Redis or the database is unreachable, the
+        resender tries again at growing intervals of up to 30 s.
 
         Raises:
             ConfigurationError: A table is missing.
