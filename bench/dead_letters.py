@@ -191,7 +191,7 @@ def main() -> None:
         rmq.Client(own.url, timeout=60) as client,
         tempfile.TemporaryDirectory() as compiled,
     ):
-        bury(client, "many", options.letters, options.slots)
+        bury(client, "many", options.codes, options.slots)
         figures = [
             *commands(Shell(own.url, compiled), "many", options.rows, options.rounds),
             *scans(own, client, "many", options.rounds),
@@ -200,7 +200,7 @@ def main() -> None:
     console = report.console(width=110)
     console.print(report.table(figures))
     loads = f"{load:.1f} before, {os.getloadavg()[0]:.1f} after"
-    console.print(f"{options.letters:,} letters, {options.slots} slots; load {loads}")
+    console.print(f"{options.codes:,} letters, {options.slots} slots; load {loads}")
 
 
 if __name__ == "__main__":

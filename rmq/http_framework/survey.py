@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rmq import errors
 from rmq.kernel.core import history, metrics, slo
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.history import Figures
+from rmq.kernel.core.history import StoredSample
 from rmq.kernel.core.metrics import Counts
 from rmq.kernel.topic import overview, scheduled, stats
 from rmq.kernel.topic.context import TopicContext
@@ -47,9 +47,9 @@ class TopicCounts:
         return stats.total(self.slots)
 
     @property
-    def figures(self) -> Figures:
-        """The counts as a `Figures` object. The history of a topic has such objects."""
-        return history.figures_of(self.total, self.lateness)
+    def figures(self) -> StoredSample:
+        """The counts as a `StoredSample` object. The history of a topic has such objects."""
+        return history.stored_sample(self.total, self.lateness)
 
 
 class Survey:
@@ -75,7 +75,7 @@ class Survey:
         self._denied: frozenset[str] = frozenset()
         # By topic: its stamp, and its figures of the last five minutes, newest last. Other threads
         # read the dict, so it is replaced, never changed.
-        self._looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
+        self._looks: dict[str, tuple[bytes, tuple[StoredSample, ...]]] = {}
         self._whole_at = 0.0  # time of the next walk over all keys, by the monotonic clock
         self.topics: dict[str, TopicCounts] = {}
         self.resizing: frozenset[str] = frozenset()
@@ -142,26 +142,26 @@ class Survey:
             )  # fmt: skip
         return sorted([*names, *added])
 
-    def before(self, name: str, window_ms: int) -> Figures | None:
+    def before(self, name: str, window_ms: int) -> StoredSample | None:
         """Return the counts that a topic had `window_ms` milliseconds ago, or None.
 
         Only counts of the last five minutes are available.
         """
         _, kept = self._looks.get(name, (b"", ()))
-        return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
+        return history.newest_until(kept, kept[-1].at_ms - window_ms) if kept else None
 
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
         """Store the counts of topics for five minutes.
 
         With more topics, there are fewer runs, so the number of stored counts stays about the same.
         """
-        looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
+        looks: dict[str, tuple[bytes, tuple[StoredSample, ...]]] = {}
         for name, counts in topics.items():
             figures, created = counts.figures, counts.context.identity
             stamp, kept = self._looks.get(name, (created, ()))
             # A topic that was deleted and created again starts with an empty history.
             kept = (*kept, figures) if stamp == created else (figures,)
-            first = history.so_old(kept, figures.at_ms - slo.WINDOW_MS)
+            first = history.newest_until(kept, figures.at_ms - slo.WINDOW_MS)
             looks[name] = created, kept[kept.index(first) :] if first else kept
         self._looks = looks
 

@@ -133,7 +133,7 @@ class Prometheus(Interceptor):
 
     def _watched(self, totals: dict[str, Counter[str]]) -> Iterator[Any]:
         for metric, key in (
-            (metrics.IN_HAND, "in_flight"),
+            (metrics.IN_FLIGHT, "in_flight"),
             (metrics.RECEIVED, "received"),
             (metrics.LEASE_LOST, "lost"),
             (metrics.DUPLICATES, "duplicate"),

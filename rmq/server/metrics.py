@@ -12,7 +12,7 @@ from rmq.features.workers.wanted import WorkersWanted
 from rmq.http_framework.service import ServerState
 from rmq.http_framework.survey import TopicCounts
 from rmq.kernel.core import metrics, packages, slo
-from rmq.kernel.core.history import Figures
+from rmq.kernel.core.history import StoredSample
 from rmq.kernel.core.metrics import Metric
 from rmq.kernel.topic.stats import COUNTERS
 
@@ -48,7 +48,7 @@ class ServerMetrics:
         topics: Callable[[], dict[str, TopicCounts]],
         state: ServerState,
         queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
-        before: Callable[[str, int], Figures | None] = lambda topic, window_ms: None,
+        before: Callable[[str, int], StoredSample | None] = lambda topic, window_ms: None,
         wanted: Callable[[], dict[str, WorkersWanted]] = dict,
         long_runs: Callable[[], Mapping[str, int]] = dict,
         batches: Callable[[], int] = int,

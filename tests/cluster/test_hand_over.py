@@ -265,7 +265,7 @@ def check_that_a_credit_that_moved_promises_nothing(
         state.ready_at = [0.0]
         batches = run(receive.receive_ready(state, 8))
         assert [len(batch.ids) for _, batch in batches] == [1]
-        assert not any(batch.lefts for _, batch in batches)  # its first delivery
+        assert not any(batch.retries_left for _, batch in batches)  # its first delivery
 
 
 @pytest.mark.fault("F16")

@@ -206,7 +206,7 @@ def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
         taken = [sum(len(batch.ids) for _, batch in part) for part in (given, again)]
         assert taken == [heard, 3 - heard]
         assert client.admin.stats(topic.name)["in_flight"] == 3
-        assert not any(batch.lefts for _, batch in again)  # none of them failed
+        assert not any(batch.retries_left for _, batch in again)  # none of them failed
         assert credits_in(server, topic.name) == [0]
 
 
@@ -229,7 +229,7 @@ def test_what_a_take_took_whose_master_was_away_is_taken_when_it_is_back(
         given = run(receive.receive_ready(state, LIMIT))
 
         assert [len(batch.ids) for _, batch in given] == [1]
-        assert not any(batch.lefts for _, batch in given)  # it costs no retry
+        assert not any(batch.retries_left for _, batch in given)  # it costs no retry
         assert not state.must_hand_back
 
 
@@ -295,7 +295,7 @@ def check_that_a_lost_hand_over_is_recovered(topic: rmq.Topic, client: rmq.Clien
 
         assert state.subscription.must_reconnect  # and is made anew
         assert [len(batch.ids) for _, batch in given] == [1]
-        assert not any(batch.lefts for _, batch in given)  # it costs no retry
+        assert not any(batch.retries_left for _, batch in given)  # it costs no retry
         assert client.admin.stats(topic.name)["in_flight"] == 1
 
 
@@ -306,7 +306,7 @@ def test_control_a_consumer_that_does_not_count_what_was_handed_over_waits_for_t
     note = hand_over.Credits.note
 
     def note_carelessly(credits: Any, state: Any, offer: Any, slot: int, credit: Any) -> None:
-        note(credits, state, offer, slot, credit._replace(left=4) if credit.stands else credit)
+        note(credits, state, offer, slot, credit._replace(left=4) if credit.is_valid else credit)
 
     monkeypatch.setattr(hand_over.Credits, "note", note_carelessly)
 
@@ -347,7 +347,7 @@ def check_that_a_repeated_take_forgets_nothing(
 
         ids = [id for _, batch in given for id in batch.ids]
         assert len(ids) == len(set(ids)) == sent + 1
-        assert not any(batch.lefts.strip(b"\x10") for _, batch in given)  # no retry is spent
+        assert not any(batch.retries_left.strip(b"\x10") for _, batch in given)  # no retry is spent
         assert client.admin.stats(topic.name)["in_flight"] == sent + 1
 
 

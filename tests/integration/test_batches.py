@@ -178,7 +178,7 @@ def test_a_duplicate_from_outside_is_no_member_although_a_reply_was_lost(
     made.open()
     keys = made._definition.keys()
     added = flows.scripts.batch_add(keys, name, rows.name, [outside.id])
-    assert client._transport.run(_one(added)).letters == "n"  # its reply is lost
+    assert client._transport.run(_one(added)).codes == "n"  # its reply is lost
 
     (result,) = made.send_many(rows, [rmq.Outgoing("mine", dedup_key="k")])
 
@@ -376,7 +376,7 @@ def test_members_that_redis_does_not_know_are_lost(
     definition = made._definition
     lost = rows.new_id()
     command = flows.scripts.batch_add(definition.keys(), name, rows.name, [lost])
-    assert client._transport.run(_one(command)).letters == "n"
+    assert client._transport.run(_one(command)).codes == "n"
 
     def examine() -> tuple[bool, int]:
         now_ms = client.admin.stats(done.name)["now_ms"]
@@ -408,7 +408,7 @@ def test_the_end_of_a_member_of_another_batch_hides_no_lost_member(
     swept(client, rows)  # its end is kept for a minute
     definition = second._definition
     command = flows.scripts.batch_add(definition.keys(), second.name, rows.name, [id])
-    assert client._transport.run(_one(command)).letters == "n"
+    assert client._transport.run(_one(command)).codes == "n"
 
     clock.advance(61)
     now_ms = client.admin.stats(done.name)["now_ms"]
@@ -426,7 +426,7 @@ def test_a_member_that_a_program_sends_again_meanwhile_is_not_lost(
     made.open()
     definition, id = made._definition, rows.new_id()
     command = flows.scripts.batch_add(definition.keys(), name, rows.name, [id])
-    assert client._transport.run(_one(command)).letters == "n"
+    assert client._transport.run(_one(command)).codes == "n"
     clock.advance(61)
 
     look, batch_end = members._lost, members.scripts.batch_end

@@ -193,7 +193,7 @@ def test_send_that_was_stored_and_got_no_reply_gets_its_answer_in_a_pause(
         topic = client.topic(name)
         topic.open()
         context = topic._context
-        session = context.sessions.take()
+        session = context.sessions.acquire()
         (made,) = ids.make(0, context.check)
         call = scripts.send(
             context, context.slots[0], session, [made], [b"\x00\x00\x00\x64", b'{"a":1}']
@@ -202,7 +202,7 @@ def test_send_that_was_stored_and_got_no_reply_gets_its_answer_in_a_pause(
         client.admin.topic_pause(name, verb="send")
 
         assert client._transport.run(_one(call)) == first
-        assert first.letters == ""
+        assert first.codes == ""
 
 
 def _one(call: Any) -> Any:

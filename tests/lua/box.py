@@ -351,7 +351,7 @@ class Box:
         """Send so many messages that are alike; their ids."""
         given = self.ids(count, kept)
         reply = self.run(self.send_command(given, **options))
-        assert reply.letters == "", reply
+        assert reply.codes == "", reply
         return given
 
     def one(self, **options: Any) -> bytes:
@@ -414,7 +414,7 @@ class Box:
         """The deliveries of a batch, their receipts computed as a consumer computes them."""
         found = []
         for i, id in enumerate(batch.ids):
-            left = batch.lefts[i] if batch.lefts else self.settings.max_retries
+            left = batch.retries_left[i] if batch.retries_left else self.settings.max_retries
             delivery = batch.first_delivery + i
             receipt = score.receipt_score(batch.deadline_s, left, delivery)
             found.append(Lease(id, receipt, batch.records[i], left, delivery))

@@ -133,7 +133,7 @@ def send_way(box: Box, way: str, **options: Any) -> list[bytes]:
     made = producer_scripts.send_uniform(
         box.handle, box.keys, box.session(), head, given, [rest] * len(given)
     )
-    assert box.run(made).letters == ""
+    assert box.run(made).codes == ""
     return given
 
 

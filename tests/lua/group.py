@@ -151,7 +151,7 @@ def send(box: Box, *groups: str | None, **options: Any) -> list[bytes]:
     given = box.ids(len(groups))
     parts = [part for group in groups for part in parts_of(group, **options)]
     reply = box.run(scripts.send(box.handle, box.keys, box.session(), given, parts, {}))
-    assert reply.letters == "", reply
+    assert reply.codes == "", reply
     check(box)
     return given
 
@@ -219,7 +219,7 @@ def send_in(
         (id,) = box.ids()
         part = with_headers(*box.part(b"", priority=priority), encode_headers(Outgoing(None), mark))
         reply = box.run(scripts.send(box.handle, box.keys, box.session(), [id], part, {}))
-        assert reply.letters == "", reply
+        assert reply.codes == "", reply
         sent.append(id)
     return sent
 

@@ -43,7 +43,7 @@ def send(
         rest += record.length_prefixed(msgpack.packb(named) if headers is None else headers)
         parts += [head, rest + body]
     reply = box.run(scripts.send(box.handle, box.keys, box.session(), given, parts, {}))
-    assert reply.letters == "", reply
+    assert reply.codes == "", reply
     return given
 
 

@@ -34,7 +34,7 @@ def arrival(box: Box, id: bytes, token: bytes = TOKEN, **options: Any) -> Arriva
 def send(box: Box, *arrivals: Arrival, notes_refusals: bool = True) -> str:
     reply = box.run(scripts.redrive_send(box.handle, box.keys, arrivals, notes_refusals))
     assert reply.now_ms == box.clock.now_ms
-    return str(reply.letters)
+    return str(reply.codes)
 
 
 def settle(box: Box, *outcomes: tuple[bytes, bool]) -> str:

@@ -40,7 +40,7 @@ def numbered(
     rest = whole[8:] + record.length_prefixed(sequence.headers(producer, number, others)) + body
     id = box.ids()[0]
     assert (
-        box.run(scripts.send(box.handle, box.keys, box.session(), [id], [head, rest])).letters == ""
+        box.run(scripts.send(box.handle, box.keys, box.session(), [id], [head, rest])).codes == ""
     )
     return id
 

@@ -227,7 +227,7 @@ def test_clock_that_steps_back_forgets_nothing(box):
         box.ack(box.take_one())
         box.clock.advance(step)
 
-    assert box.run(box.send_command(ids[1:])).letters == "dd"
+    assert box.run(box.send_command(ids[1:])).codes == "dd"
 
 
 def test_a_thousand_in_one_call(box):

@@ -36,7 +36,7 @@ def test_a_follow_up_for_the_same_slot_is_stored_in_the_step_of_the_ack(box: Box
 
     reply = ack_then(box, [lease], follow_up(box, target=own(box), id=next_id, body=b"next"))
 
-    assert (reply.letters, reply.number, reply.targets) == ("1", 0, {})
+    assert (reply.codes, reply.number, reply.targets) == ("1", 0, {})
     assert box.changed(before) == {
         ("prepare", first): GONE,
         ("records", first): GONE,
@@ -57,7 +57,7 @@ def test_a_follow_up_for_another_slot_becomes_a_pending_entry(box: Box) -> None:
     reply = ack_then(box, [lease], given, second)
 
     number = box.clock.now_us
-    assert reply.letters == "1"
+    assert reply.codes == "1"
     assert (reply.number, reply.targets) == (number, {TARGET: "n"})
     assert reply.claim == b"%d" % (box.clock.now_ms + CLAIM_MS)
     assert box.changed(before) == {
@@ -80,7 +80,7 @@ def test_a_lost_lease_drops_its_own_follow_ups_only(box: Box) -> None:
 
     reply = ack_then(box, [lost, kept], of_lost, here, of_kept)
 
-    assert reply.letters == "01"
+    assert reply.codes == "01"
     state = box.state()
     assert list(state["pending"]) == [text_of(TARGET, reply.number, of_kept)]
     assert "store" not in state
@@ -94,7 +94,7 @@ def test_without_a_valid_receipt_nothing_changes(box: Box) -> None:
 
     reply = ack_then(box, [lease], follow_up(box), follow_up(box, target=own(box)))
 
-    assert (reply.letters, reply.number) == ("0", 0)
+    assert (reply.codes, reply.number) == ("0", 0)
     assert box.changed(before) == {}
 
 
@@ -105,7 +105,7 @@ def test_a_copy_gets_the_first_answer_and_stores_nothing(box: Box) -> None:
 
     reply = box.twice(lambda: ack_then_command(box, [lease], *given, session=session))
 
-    assert reply.letters == "1"
+    assert reply.codes == "1"
     assert len(box.state()["pending"]) == 1
     assert len(box.state()["store"]) == 1
 
@@ -129,7 +129,7 @@ def test_an_ack_wins_over_a_request_to_cancel(box: Box) -> None:
     cancel = messages_scripts.cancel(box.handle, box.keys, box.session(), lease.id, running=True)
     assert box.run(cancel) == "requested"
 
-    assert ack_then(box, [lease], follow_up(box)).letters == "1"
+    assert ack_then(box, [lease], follow_up(box)).codes == "1"
 
     fields = box.state()["slot"]
     assert "cancelling" not in fields
@@ -178,7 +178,7 @@ def test_a_follow_up_with_the_id_of_a_stored_message_adds_nothing(box: Box) -> N
 
     reply = ack_then(box, [lease], follow_up(box, target=own(box), id=waiting, body=b"other"))
 
-    assert reply.letters == "1"
+    assert reply.codes == "1"
     assert box.state()["records"] == {waiting: before}
 
 
@@ -259,7 +259,7 @@ def test_the_result_of_a_message_with_the_mark_is_stored_and_told(box: Box) -> N
 
     reply = box.twice(lambda: ack_then_command(box, leases, session=session, results=[b"", result]))
 
-    assert reply.letters == "11"
+    assert reply.codes == "11"
     at = box.clock.now_ms - 250  # of the first run
     changed = box.changed(before)
     assert changed.pop(("results", kept)) == b"s" + at.to_bytes(6, "big") + result[1:]
@@ -287,7 +287,7 @@ def test_one_result_belongs_to_all_deliveries_with_the_mark(box: Box) -> None:
     def call() -> Any:
         return ack_then_command(box, leases, session=session, results=[b"sdetails"])
 
-    assert box.twice(call).letters == "0111"
+    assert box.twice(call).codes == "0111"
     changed = box.changed(before)
     entry = b"s" + now_ms.to_bytes(6, "big") + b"details"
     assert {key: value for key, value in changed.items() if key[0] in ("results", "keeping")} == {
@@ -307,7 +307,7 @@ def test_the_time_of_keeping_may_be_given_instead_of_read_in_the_records(
     box.release(lost)
     before, now_ms = box.state(), box.clock.now_ms
 
-    assert ack_then(box, [lost, *leases], results=results, keep_s=7).letters == "0111"
+    assert ack_then(box, [lost, *leases], results=results, keep_s=7).codes == "0111"
     changed = box.changed(before)
     of_each = results * 4 if len(results) == 1 else results
     entry = b"s" + now_ms.to_bytes(6, "big") + b"details"
@@ -357,7 +357,7 @@ def test_a_lost_lease_stores_no_result(box: Box) -> None:
     ack_then(box, leases[:1], results=[b"sfirst"])
     before = box.state()
 
-    assert ack_then(box, leases, results=[b"ssecond", b"sthird"]).letters == "01"
+    assert ack_then(box, leases, results=[b"ssecond", b"sthird"]).codes == "01"
 
     changed = box.changed(before)
     assert ("results", lost) not in changed
@@ -369,7 +369,7 @@ def test_a_result_and_follow_ups_go_together(box: Box) -> None:
     lease = box.take_one()
     here = follow_up(box, target=own(box), keep=60)
 
-    assert ack_then(box, [lease], here, follow_up(box), results=[b"sdone"]).letters == "1"
+    assert ack_then(box, [lease], here, follow_up(box), results=[b"sdone"]).codes == "1"
 
     state = box.state()
     assert state["results"][id][7:] == b"done"
@@ -419,6 +419,6 @@ def test_results_are_stored_at_maxmemory(tight: Box) -> None:
     lease = tight.take_one()
     tight.redis.config_set("maxmemory", 1)
 
-    assert ack_then(tight, [lease], results=[b"s" + bytes(9000)]).letters == "1"
+    assert ack_then(tight, [lease], results=[b"s" + bytes(9000)]).codes == "1"
 
     assert len(tight.state()["results"][id]) == 9007

@@ -31,7 +31,7 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
         (f"replay:{session.name[1:].decode()}",): b"1:1",
     }
     assert box.order() == [other]
-    assert box.run(box.send_command([id])).letters == "d"
+    assert box.run(box.send_command([id])).codes == "d"
 
 
 def test_cancel_frees_the_dedup_key_of_a_message(box):
@@ -40,7 +40,7 @@ def test_cancel_frees_the_dedup_key_of_a_message(box):
 
     assert cancel(box, id) == "cancelled"
 
-    assert box.run(box.send_command([id])).letters == ""
+    assert box.run(box.send_command([id])).codes == ""
 
 
 def test_cancel_of_a_retry_clears_its_failure(box):
@@ -99,7 +99,7 @@ def test_many_messages_have_a_letter_each_and_the_call_may_come_twice(box):
     assert not [place for place in changed if dead in place or held in place or other in place]
     assert "merge" not in box.state()
     assert box.order() == []
-    assert box.run(box.send_command([kept])).letters == "d"
+    assert box.run(box.send_command([kept])).codes == "d"
 
 
 def test_many_deliveries_get_a_request_each(box):

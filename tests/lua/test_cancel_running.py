@@ -152,7 +152,7 @@ def test_delivery_that_is_given_back_ends_as_cancelled_and_leaves_nothing(box, v
     }
     assert {place: value for place, value in changed.items() if place in gone} == gone
     assert not [place for place in changed if kept in place and place not in gone]
-    assert box.run(box.send_command([kept])).letters == "d"
+    assert box.run(box.send_command([kept])).codes == "d"
     assert box.redis.hget(box.keys.records, member_of(plain))
 
 
@@ -234,7 +234,7 @@ def test_extend_renews_the_lease_and_says_that_it_is_cancelled(box):
     cancel(box, first.id)
     stale = second._replace(receipt=second.receipt + 1000)
 
-    assert box.run(box.extend_command([stale, first], box.session())).letters == "0c"
+    assert box.run(box.extend_command([stale, first], box.session())).codes == "0c"
     deadline = box.score(first.id, "prepare")
     assert deadline == first.receipt + 30_000
 
@@ -339,7 +339,7 @@ def test_dedup_key_of_a_cancelled_message_may_be_used_again(box):
     cancel(box, id)
 
     assert box.nack(lease) == "c"
-    assert box.run(box.send_command([id])).letters == ""
+    assert box.run(box.send_command([id])).codes == ""
 
 
 @pytest.mark.parametrize("verb", ENDS)

@@ -32,7 +32,7 @@ def test_a_consumer_that_finds_nothing_leaves_a_credit(box, sleeper):
 
     batch = sleeper.offer(limit=5, lease_ms=20_000)
 
-    assert (batch.wait_us, batch.ids, batch.credit.stands) == (-1, [], True)
+    assert (batch.wait_us, batch.ids, batch.credit.is_valid) == (-1, [], True)
     until = box.clock.now_ms + KEPT_MS
     call = sleeper.session.call.decode()
     assert box.changed(before) == {
@@ -45,7 +45,7 @@ def test_a_consumer_that_finds_nothing_leaves_a_credit(box, sleeper):
 def test_one_that_has_heard_a_probe_leaves_a_credit_without_another(box, sleeper):
     before = box.state()
 
-    assert sleeper.offer(is_confirmed=True).credit.stands
+    assert sleeper.offer(is_confirmed=True).credit.is_valid
 
     until, call = box.clock.now_ms + KEPT_MS, sleeper.session.call.decode()
     assert box.changed(before) == {
@@ -61,7 +61,7 @@ def test_a_consumer_that_finds_messages_leaves_none(box, sleeper):
     batch = sleeper.offer(limit=2)
 
     assert batch.ids == sent[:2]
-    assert not batch.credit.stands
+    assert not batch.credit.is_valid
     assert credits_of(box) == []
     assert sleeper.heard() == []
 
@@ -81,7 +81,7 @@ def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_con
 
     batch = sleeper.offer(is_confirmed=is_confirmed)
 
-    assert not batch.credit.stands
+    assert not batch.credit.is_valid
     assert credits_of(box) == []
     assert box.counter("waiting") == box.clock.now_ms + NOTED_MS  # it is woken by a signal
 
@@ -89,11 +89,11 @@ def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_con
 def test_credits_stand_in_the_order_in_which_they_came(box):
     sleepers = [Sleeper(box, name) for name in "abc"]
     for one in sleepers:
-        assert one.offer().credit.stands
+        assert one.offer().credit.is_valid
     assert credits_of(box) == ["a", "b", "c"]
 
     box.clock.advance(16)
-    assert sleepers[0].renew().credit.stands
+    assert sleepers[0].renew().credit.is_valid
 
     assert credits_of(box) == ["a", "b", "c"]
     for one in sleepers:
@@ -137,7 +137,7 @@ def test_a_credit_that_ends_soon_is_renewed_and_stays_what_it_was(box, sleeper):
     box.clock.advance((KEPT_MS - LEFT_MS + 1) / 1000)
     before = box.state()
 
-    assert sleeper.renew(limit=7).credit.stands
+    assert sleeper.renew(limit=7).credit.is_valid
 
     until = box.clock.now_ms + KEPT_MS
     assert box.changed(before) == {
@@ -152,7 +152,7 @@ def test_a_credit_of_which_little_or_nothing_is_left_is_renewed_in_time(box, sle
     sleeper.offer()
     box.clock.advance((KEPT_MS + late_ms) / 1000)
 
-    assert sleeper.renew().credit.stands
+    assert sleeper.renew().credit.is_valid
     sent = box.send()
 
     assert [lease.id for lease in sleeper.taken()] == sent
@@ -162,7 +162,7 @@ def test_a_credit_from_before_the_clock_was_set_back_ends_as_a_new_one(box, slee
     sleeper.offer()
     box.clock.advance(-3600)
 
-    assert sleeper.renew().credit.stands
+    assert sleeper.renew().credit.is_valid
 
     until = box.redis.hget(box.keys.slot, "credits").split()[2]
     assert int(until) == box.clock.now_ms + KEPT_MS
@@ -185,13 +185,13 @@ def test_a_look_that_counts_no_listener_removes_the_credit(box, sleeper, seconds
     sleeper.close()
     box.clock.advance(seconds)
 
-    assert not sleeper.renew().credit.stands
+    assert not sleeper.renew().credit.is_valid
     assert credits_of(box) == []
 
 
 def test_a_renewal_that_finds_messages_removes_the_credit(box, sleeper):
     box.one(due=500)
-    assert sleeper.offer().credit.stands
+    assert sleeper.offer().credit.is_valid
     box.clock.advance(0.5)
 
     batch = sleeper.renew()
@@ -202,7 +202,7 @@ def test_a_renewal_that_finds_messages_removes_the_credit(box, sleeper):
 
 
 def test_a_credit_for_three_hand_overs_shares_its_messages_out(box, sleeper):
-    assert sleeper.offer(limit=10, hand_overs=3).credit.stands
+    assert sleeper.offer(limit=10, hand_overs=3).credit.is_valid
 
     calls = " ".join(session.call.decode() for session in sleeper.sessions)
     until = box.clock.now_ms + KEPT_MS
@@ -276,11 +276,11 @@ def test_a_slot_keeps_no_more_than_64_credits_and_forgets_those_that_lapsed(box,
     others = "".join(f"other{n} 1 {until} 1 30000 @s 1;" for n in range(64))
     box.redis.hset(box.keys.slot, "credits", others)
 
-    assert not sleeper.offer().credit.stands
+    assert not sleeper.offer().credit.is_valid
     assert len(credits_of(box)) == 64
 
     box.clock.advance(KEPT_MS / 1000)
-    assert sleeper.offer().credit.stands
+    assert sleeper.offer().credit.is_valid
     assert credits_of(box) == ["a"]
 
 
@@ -290,14 +290,14 @@ def test_a_slot_in_order_keeps_no_credit(box, sleeper, ordered_first):
         box.one()
         box.take(1, ordered=True)
 
-    assert not sleeper.offer(ordered=not ordered_first).credit.stands
+    assert not sleeper.offer(ordered=not ordered_first).credit.is_valid
     assert credits_of(box) == []
 
 
 def test_a_paused_slot_keeps_no_credit(box, sleeper):
     box.redis.hset(box.keys.slot, "paused", box.clock.now_ms)
 
-    assert not sleeper.offer().credit.stands
+    assert not sleeper.offer().credit.is_valid
     assert credits_of(box) == []
 
 
@@ -307,7 +307,7 @@ def test_a_credit_ends_no_later_than_its_shared_lease(box, sleeper, left_ms):
     lease = box.prepare(shared=0, lease_ms=30_000).deadline_s - 3_000_000_000
     box.clock.advance((30_000 - left_ms) / 1000)
 
-    kept = sleeper.offer(shared=lease).credit.stands
+    kept = sleeper.offer(shared=lease).credit.is_valid
 
     assert kept == (left_ms >= 3000)  # one that ends at once is worth nothing
     if kept:
@@ -319,15 +319,15 @@ def test_a_credit_ends_no_later_than_its_shared_lease(box, sleeper, left_ms):
 def test_a_credit_under_a_short_shared_lease_is_written_as_often_as_that_is_renewed(box, sleeper):
     box.one()
     lease = box.prepare(shared=0, lease_ms=4000).deadline_s - 3_000_000_000
-    assert sleeper.offer(shared=lease).credit.stands
+    assert sleeper.offer(shared=lease).credit.is_valid
     before = box.state()
 
-    assert sleeper.renew(shared=lease).credit.stands
+    assert sleeper.renew(shared=lease).credit.is_valid
     assert box.state() == before
 
     box.clock.advance(1)
     box.run(scripts.lease_renew(box.keys, lease, 4000))
-    assert sleeper.renew(shared=lease).credit.stands
+    assert sleeper.renew(shared=lease).credit.is_valid
     until = box.redis.hget(box.keys.slot, "credits").split()[2]
     assert int(until) == box.clock.now_ms + 4000
 
@@ -387,7 +387,7 @@ def test_slots_get_credits_where_none_of_them_has_work(make_box):
     box.run(scripts.withdraw(box.handle.slots[2:], sleeper.channel, 8))
     box.clock.advance(KEPT_MS / 1000)
     looked = ask(Offer(0, sleeper.channel))[1]
-    assert [credit.stands for credit in looked] == [True, False, False]
+    assert [credit.is_valid for credit in looked] == [True, False, False]
     sleeper.close()
 
 
@@ -461,7 +461,7 @@ def test_a_user_without_channels_leaves_no_credit(box, sleeper):
     port = box.redis.connection_pool.connection_kwargs["port"]
     box.redis = redis.Redis(port=port, username="mute", password="any", protocol=2)
 
-    assert not sleeper.offer().credit.stands
+    assert not sleeper.offer().credit.is_valid
     assert credits_of(box) == []
 
 
@@ -475,7 +475,7 @@ def test_a_user_who_may_not_publish_on_shard_channels_leaves_no_credit_there(box
     port = box.redis.connection_pool.connection_kwargs["port"]
     box.redis = redis.Redis(port=port, username="mute", password="any", protocol=2)
 
-    assert not sleeper.offer().credit.stands
+    assert not sleeper.offer().credit.is_valid
     assert credits_of(box) == []
     assert box.counter("waiting") == box.clock.now_ms + NOTED_MS  # it is woken by a signal
 
@@ -484,7 +484,7 @@ def test_a_server_without_shard_channels_keeps_no_credit_for_one(box):
     """As the oldest does; and as any does where nobody listens."""
     sleeper = Sleeper(box, deaf=True, is_sharded=True)
 
-    assert not sleeper.offer().credit.stands
+    assert not sleeper.offer().credit.is_valid
     assert credits_of(box) == []
 
 
@@ -493,10 +493,10 @@ def test_credits_are_kept_while_redis_is_at_maxmemory(tight, is_confirmed):
     sleeper = Sleeper(tight)
     tight.redis.config_set("maxmemory", 1)
 
-    assert sleeper.offer(is_confirmed=is_confirmed).credit.stands
+    assert sleeper.offer(is_confirmed=is_confirmed).credit.is_valid
     assert tight.counter("waiting") == tight.clock.now_ms + NOTED_MS
     tight.clock.advance(16)
-    assert sleeper.renew().credit.stands
+    assert sleeper.renew().credit.is_valid
     assert sleeper.withdraw() == [1, 1]
 
     sleeper.close()

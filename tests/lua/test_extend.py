@@ -35,7 +35,7 @@ def test_extend_sent_again_gives_the_first_answer_and_changes_nothing(box):
     session = box.session()
     box.clock.advance(3.9)
 
-    assert box.twice(lambda: box.extend_command(leases, session)).letters == "11"
+    assert box.twice(lambda: box.extend_command(leases, session)).codes == "11"
 
 
 def test_receipt_changes_with_the_deadline(box):
@@ -65,7 +65,7 @@ def test_lapsed_lease_that_nobody_took_back_may_still_be_extended(box):
     lease = box.take_one(lease_ms=1000)
     box.clock.advance(5)
 
-    assert box.run(box.extend_command([lease], box.session())).letters == "1"
+    assert box.run(box.extend_command([lease], box.session())).codes == "1"
     assert box.rollback() == scripts.RollbackReply(0, 0, False)
 
 
@@ -78,7 +78,7 @@ def test_only_the_held_ones_of_a_batch_are_extended(box):
 
     reply = box.run(box.extend_command([a, b, c._replace(receipt=a.receipt), a], box.session()))
 
-    assert reply.letters == "1000"
+    assert reply.codes == "1000"
     assert box.changed(before) == {
         ("prepare", a.id): receipt_with_deadline(a.receipt, reply.deadline_s)
     }

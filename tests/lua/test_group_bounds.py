@@ -346,7 +346,7 @@ def _get(make_box: Any) -> None:
 
 def _locate(make_box: Any) -> None:
     box, head, id = _with_held(make_box)
-    assert box.run(topic_scripts.locate(box.keys, [head, id])).letters == "ss"
+    assert box.run(topic_scripts.locate(box.keys, [head, id])).codes == "ss"
 
 
 def _audit_scan(make_box: Any) -> None:
@@ -392,7 +392,7 @@ def _merge(make_box: Any) -> None:
     check(box)
     assert held(box) == [id]
     _, reply = box.merge(priority=50)
-    assert reply.letters == "m"
+    assert reply.codes == "m"
     check(box)
     assert held(box) == [id]
 

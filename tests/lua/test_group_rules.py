@@ -181,7 +181,7 @@ def test_a_duplicate_enters_no_group_a_second_time(make_box):
         reply = box.run(
             producer_scripts.send(box.handle, box.keys, box.session(), one_id, [*parts_of("a")], {})
         )
-        assert reply.letters == letter
+        assert reply.codes == letter
         check(box)
 
     assert drained(box) == [id]
@@ -212,7 +212,7 @@ def test_max_length_counts_what_is_held(make_box):
         producer_scripts.send(box.handle, box.keys, box.session(), box.ids(), [*parts_of("a")], {})
     )
 
-    assert reply.letters == "F"
+    assert reply.codes == "F"
     assert box.changed(before) == {}
 
 

@@ -198,7 +198,7 @@ def test_a_duplicate_adds_no_body_and_changes_none(box):
         command = box.send_command([id], large=b"another")
         command.write = (*command.write[:2], member_of(id) + b"8 others", b"another")
         command.args[-1] = reference(b"another", b"8 others")
-        assert box.run(command).letters == "d"
+        assert box.run(command).codes == "d"
 
     assert box.changed(before) == {}
 
@@ -209,7 +209,7 @@ def test_a_batch_of_new_ones_and_duplicates_counts_the_new_ones(box):
 
     reply = box.run(box.send_command([new[0], old, new[1]], large=BODY))
 
-    assert reply.letters == "sds"
+    assert reply.codes == "sds"
     assert set(bodies(box)) == {name_of(id) for id in (old, *new)}
     assert box.counter("large") == 3
 
@@ -222,7 +222,7 @@ def test_a_send_repeated_after_its_message_was_settled_leaves_no_body(box):
     box.ack(box.take_one())
     before = box.state()
 
-    assert box.run(command).letters == ""
+    assert box.run(command).codes == ""
 
     assert box.state() == before
 
@@ -232,7 +232,7 @@ def test_a_send_that_is_refused_as_full_leaves_no_body(make_box):
     box.one()
     before = box.state()
 
-    assert box.run(box.send_command(box.ids(), large=BODY)).letters == "F"
+    assert box.run(box.send_command(box.ids(), large=BODY)).codes == "F"
 
     assert box.state() == before
 

@@ -152,7 +152,7 @@ def test_a_record_that_is_cut_short_has_no_mark(box: Box, size: int) -> None:
     lease = box.take_one()
     box.break_record(lease.id, lease.record[: 8 + 2 + size])
 
-    assert ack_then(box, [lease]).letters == "1"
+    assert ack_then(box, [lease]).codes == "1"
 
     assert "results" not in box.state()
 
@@ -165,7 +165,7 @@ def merge_with(box: Box, packed: bytes | None, mode: str = "first", body: bytes 
         head, envelope = record.with_headers(head, envelope, packed)
     given = [head + b"%b 0 4000 " % mode.encode(), envelope, body]
     call = producer_scripts.merge(box.handle, box.keys, box.session(), box.ids(), given)
-    letter: str = box.run(call).letters
+    letter: str = box.run(call).codes
     return letter
 
 
@@ -224,7 +224,7 @@ def test_an_ack_of_a_slot_that_keeps_results_is_refused_before_it_writes(box: Bo
         assert box.changed(before, replay=True) == {}
 
     # The same call of the session, as the client makes it then.
-    assert ack_then(box, leases[1:], session=session).letters == "1"
+    assert ack_then(box, leases[1:], session=session).codes == "1"
 
 
 def test_an_ack_that_is_repeated_in_a_slot_that_now_keeps_results_gets_its_answer(box) -> None:
@@ -248,7 +248,7 @@ def test_messages_of_one_call_may_be_kept_for_different_times(box: Box) -> None:
         if keep:
             kept[id] = keep
 
-    assert ack_then(box, box.take(10)).letters == "1" * len(ids)
+    assert ack_then(box, box.take(10)).codes == "1" * len(ids)
 
     now = box.clock.now_ms
     assert box.state()["keeping"] == {id: now + keep * 1000 for id, keep in kept.items()}

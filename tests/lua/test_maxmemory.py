@@ -94,8 +94,8 @@ def test_duplicate_is_still_answered(full):
     box = full.box
     before = box.state()
 
-    assert box.run(box.send_command([full.waiting, full.settled])).letters == "dd"
-    assert box.run(box.merge_command(full.window)).letters == "d"
+    assert box.run(box.send_command([full.waiting, full.settled])).codes == "dd"
+    assert box.run(box.merge_command(full.window)).codes == "d"
     assert box.state() == before
 
 
@@ -114,7 +114,7 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
     if script in letters:
         assert reply == letters[script]
     elif script == "extend":
-        assert reply.letters == "1"
+        assert reply.codes == "1"
         assert box.score(full.leased.id, "prepare") // 1000 == reply.deadline_s
     elif script == "rollback_expired_leases":
         assert reply == consumer_scripts.RollbackReply(1, 0, False)
@@ -193,7 +193,7 @@ def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
 def test_asking_an_idle_slot_works_and_notes_who_waits(full):
     box = full.box
     for lease in box.take(100):
-        assert ack_then(box, [lease]).letters == "1"
+        assert ack_then(box, [lease]).codes == "1"
 
     wait = box.run(consumer_scripts.next_ready([box.keys], True))
 

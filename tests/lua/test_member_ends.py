@@ -37,7 +37,7 @@ def send(box: Box, ids: list[bytes], keep: int = 0, **headers: str) -> str:
         parts += [head, len(packed).to_bytes(2, "big") + packed + b"1"]
     session = box.session()
     command = producer_scripts.send(box.handle, box.keys, session, ids, parts, [])
-    return str(box.run(command).letters)
+    return str(box.run(command).codes)
 
 
 def ends(box: Box, reported: Any = (), limit: int = 100) -> list[tuple[bytes, bytes]]:
@@ -55,7 +55,7 @@ def acked(box: Box, id: bytes) -> None:
         box.handle, box.keys, box.session(), [lease.id],
         consumer_scripts.encode_receipts([lease.receipt], [1]), {}, lambda reply: reply,
     )  # fmt: skip
-    assert box.run(command).letters == "1"
+    assert box.run(command).codes == "1"
 
 
 def rejected(box: Box, id: bytes) -> None:

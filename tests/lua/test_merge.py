@@ -57,7 +57,7 @@ def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
 def test_stored_and_merged_sent_again_add_nothing(box, mode):
     first, second = box.ids(2, kept=True)
     for id, letter in ((first, "s"), (second, "m")):
-        assert box.run(box.merge_command(id, b"b", mode=mode)).letters == letter
+        assert box.run(box.merge_command(id, b"b", mode=mode)).codes == letter
         before = box.state()
         box.clock.advance(0.25)
         assert box.run(box.merge_command(id, b"b", mode=mode)) == scripts.SendReply(1, "d")
@@ -144,7 +144,7 @@ def test_producers_of_different_modes_leave_a_body_that_can_be_read(box, modes, 
     for i, mode in enumerate(modes):
         id, reply = box.merge(body=b"%d" % i, mode=mode)
         waiting = waiting or id
-        assert reply.letters == ("m" if i else "s")
+        assert reply.codes == ("m" if i else "s")
 
     found = record.read(box.state()["records"][waiting])
     assert found.flags & record.COLLECTS
@@ -157,7 +157,7 @@ def test_collecting_with_another_codec_opens_a_new_window(box):
 
     other, reply = box.merge(body=b"pack", mode="collect", codec=2)
 
-    assert reply.letters == "s"
+    assert reply.codes == "s"
     records = box.state()["records"]
     assert record.collected_bodies(record.read(records[waiting]).body) == [b"json"]
     assert record.collected_bodies(record.read(records[other]).body) == [b"pack"]
@@ -207,7 +207,7 @@ def test_once_taken_the_next_arrival_opens_a_new_window(box):
 
     second, reply = box.merge()
 
-    assert reply.letters == "s"
+    assert reply.codes == "s"
     assert box.state()["merge"] == {b"key": second + b"%d" % box.clock.now_ms}
 
 
@@ -218,7 +218,7 @@ def test_failed_message_that_waits_again_swallows_no_newcomer(box):
 
     second, reply = box.merge()
 
-    assert reply.letters == "s"
+    assert reply.codes == "s"
     assert second in box.order()
 
 
@@ -260,7 +260,7 @@ def test_nothing_merges_into_an_expired_message(box):
 
     fresh, reply = box.merge(range_ms=1000, expires=1000)
 
-    assert reply.letters == "s"
+    assert reply.codes == "s"
     box.clock.advance(1)
     assert box.drained() == [fresh]
     assert box.order("dead") == [expired]
@@ -290,9 +290,9 @@ def test_full_slot_refuses_a_new_window_and_still_merges(make_box):
 def test_merged_id_is_a_duplicate_for_send_as_well(box):
     box.merge()
     (id,) = box.ids(kept=True)
-    assert box.run(box.merge_command(id)).letters == "m"
+    assert box.run(box.merge_command(id)).codes == "m"
 
-    assert box.run(box.send_command([id])).letters == "d"
+    assert box.run(box.send_command([id])).codes == "d"
 
 
 def test_merge_sent_again_in_its_session_gives_the_first_answer(box):
@@ -325,8 +325,8 @@ def test_message_is_stored_if_the_waiting_record_is_missing_or_cut_short(box):
 
         id, reply = box.merge(mode="last", key=key)
 
-        assert (reply.letters, box.state()["merge"][key].startswith(id)) == ("s", True)
-        assert box.merge(mode="last", key=key)[1].letters == "m"
+        assert (reply.codes, box.state()["merge"][key].startswith(id)) == ("s", True)
+        assert box.merge(mode="last", key=key)[1].codes == "m"
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_cancelled_window_is_gone_from_the_index(box):
     assert box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), id)) == "cancelled"
 
     assert box.changed(before)[("merge", b"key")] is GONE
-    assert box.merge()[1].letters == "s"
+    assert box.merge()[1].codes == "s"
 
 
 @pytest.mark.parametrize("way", ["merge", "publish"])
@@ -405,7 +405,7 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     }
     before = box.state()
     command = box.merge_command(id, range_ms=5000)
-    assert box.run(command).letters == "d"
+    assert box.run(command).codes == "d"
     assert box.state() == before
     assert set(box.order()) == {*kept, id}
 
@@ -429,6 +429,6 @@ def test_room_for_a_merge_may_be_made_by_the_message_that_had_its_key(make_box):
 
     id, reply = box.merge(range_ms=5000, mode="collect", body=b"y" * 50, most=60)
 
-    assert reply.letters == "s"
+    assert reply.codes == "s"
     assert box.order() == [id]
     assert box.state()["merge"][b"key"][:16] == id

@@ -63,7 +63,7 @@ def test_one_call_does_what_a_call_for_each_message_does(make_box, clock, seed, 
         reply = one.run(one.merge_many([one.merge_command(**merge) for merge in merges]))
         replies = [each.run(each.merge_command(**merge)) for merge in merges]
 
-        assert reply.letters == "".join(single.letters for single in replies)
+        assert reply.codes == "".join(single.codes for single in replies)
         assert reply.into == b"".join(single.into for single in replies)
         assert reply.offset == replies[-1].offset
         assert held(one) == held(each)
@@ -101,7 +101,7 @@ def test_a_call_of_several_that_is_repeated_gives_the_first_answer(box):
 
     reply = box.twice(lambda: call)
 
-    assert (reply.offset, reply.letters) == (2, "msmm")
+    assert (reply.offset, reply.codes) == (2, "msmm")
     bodies = record.collected_bodies(record.read(box.state()["records"][waiting]).body)
     assert bodies == [b"body", b"b", b"b"]
 
@@ -115,7 +115,7 @@ def test_a_call_of_several_is_refused_as_a_whole(make_box):
 
     assert box.run(box.merge_many(several)) == scripts.SendReply(0, "F")
     assert box.state() == before
-    assert box.run(box.merge_many(several[:2])).letters == "ms"
+    assert box.run(box.merge_many(several[:2])).codes == "ms"
 
     box.redis.hset(box.keys.slot, "paused_send", "x")
     before = box.state()
@@ -138,7 +138,7 @@ def test_a_call_of_several_makes_room_for_all_that_open_a_window(make_box):
     assert not {first, second} & set(box.state()["records"])
     several = [box.merge_command(id, key=b"%d" % n) for n, id in enumerate(box.ids(5))]
     before = box.state()
-    assert box.run(box.merge_many(several)).letters == "F"
+    assert box.run(box.merge_many(several)).codes == "F"
     assert box.state() == before
 
 

@@ -80,7 +80,7 @@ def test_merge_windows_leave_the_index(box):
     assert set(box.state()["merge"]) == {b"b"}
     assert purge(box) == 1
     assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
-    assert box.merge(key=b"b")[1].letters == "s"
+    assert box.merge(key=b"b")[1].codes == "s"
     assert b not in box.order()
 
 

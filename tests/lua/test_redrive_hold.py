@@ -20,7 +20,7 @@ def test_a_dead_letter_stays_where_it_is_and_says_where_it_goes(box: Box) -> Non
 
     reply = hold(box, id)
 
-    assert (reply.letters, reply.now_ms) == ("1", box.clock.now_ms)
+    assert (reply.codes, reply.now_ms) == ("1", box.clock.now_ms)
     ((token, slot, record),) = reply.held
     assert (token, slot, record[-1:]) == (TOKEN, 3, b"b")
     assert box.changed(before) == {
@@ -44,7 +44,7 @@ def test_a_letter_that_is_held_goes_to_no_third_topic_nor_back_nor_into_the_tras
     hold(box, held)
     before = box.state()
 
-    assert hold(box, held, to="third").letters == "m"
+    assert hold(box, held, to="third").codes == "m"
     assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [held])) == "m"
     assert box.run(scripts.trash(box.keys, box.session(), [held], 1000)) == "m"
 
@@ -59,9 +59,9 @@ def test_what_is_not_dead_or_died_later_or_has_no_record_is_not_held(box: Box) -
     by = int(box.score(late, "dead") or 0) - 1
     before = box.state()
 
-    assert hold(box, lost, waiting, box.ids()[0]).letters == "x00"
+    assert hold(box, lost, waiting, box.ids()[0]).codes == "x00"
     command = scripts.redrive_hold(box.keys, TOKEN, "other", [late], [0], by)
-    assert box.run(command).letters == "0"
+    assert box.run(command).codes == "0"
     assert box.changed(before) == {}
 
 
@@ -101,4 +101,4 @@ def test_a_hold_goes_with_its_letter_whoever_deletes_it(make_box: Any, who: str)
 def test_a_full_reply_is_shorter(box: Box) -> None:
     ids = bury(box, 3, body=b"b" * 2_500_000)
 
-    assert hold(box, *ids).letters == "1"
+    assert hold(box, *ids).codes == "1"

@@ -144,7 +144,7 @@ def test_who_tidies_forgets_notes_after_an_hour_or_30_days_some_at_a_time(box: B
     assert tidied(2) == (False, 6)
     box.clock.advance(2)
     assert [tidied(2) for _ in range(3)] == [(True, 4), (True, 2), (False, 2)]
-    assert box.run(scripts.locate(box.keys, [kept])).letters == "m"
+    assert box.run(scripts.locate(box.keys, [kept])).codes == "m"
     assert box.redis.zscore(box.keys.arrivals, entry(given[3]))  # its letter may be there still
     box.clock.advance(30 * 24 * HOUR_S)
     assert tidied(2) == (False, 0)

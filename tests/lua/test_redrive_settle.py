@@ -56,7 +56,7 @@ def test_an_id_that_its_sender_keeps_is_remembered_so_that_a_second_send_is_a_du
 
     assert settle(box, (entry(kept), True), (entry(other), True)) == "11"
 
-    assert box.run(box.send_command([kept, other])).letters == "ds"
+    assert box.run(box.send_command([kept, other])).codes == "ds"
 
 
 def test_an_id_that_its_sender_keeps_is_noted_as_gone_to_another_topic_for_30_days(
@@ -67,13 +67,13 @@ def test_an_id_that_its_sender_keeps_is_noted_as_gone_to_another_topic_for_30_da
 
     settle(box, (entry(kept), True), (entry(other), True))
 
-    assert box.run(topic_scripts.locate(box.keys, [kept, other])).letters == "mg"
+    assert box.run(topic_scripts.locate(box.keys, [kept, other])).codes == "mg"
     assert box.redis.ttl(box.keys.arrivals) == MONTH_S
     box.clock.advance(MONTH_S)
     (later,) = bury(box, kept=True)
     hold(box, later)
     settle(box, (entry(later), True))
-    assert box.run(topic_scripts.locate(box.keys, [kept, later])).letters == "gm"
+    assert box.run(topic_scripts.locate(box.keys, [kept, later])).codes == "gm"
 
 
 def test_notes_of_letters_that_went_away_outlive_the_notes_of_those_that_came(box: Box) -> None:
@@ -85,7 +85,7 @@ def test_notes_of_letters_that_went_away_outlive_the_notes_of_those_that_came(bo
 
     send(box, arrival(box, box.ids()[0]))
 
-    assert box.run(topic_scripts.locate(box.keys, [kept])).letters == "m"
+    assert box.run(topic_scripts.locate(box.keys, [kept])).codes == "m"
     assert box.redis.zscore(box.keys.arrivals, entry(come)) is None
 
 
@@ -98,4 +98,4 @@ def test_a_letter_that_comes_back_is_no_longer_noted_as_gone(box: Box) -> None:
     assert send(box, arrival(box, kept, ANOTHER)) == "s"
     box.ack(box.take_one())
 
-    assert box.run(topic_scripts.locate(box.keys, [kept])).letters == "g"
+    assert box.run(topic_scripts.locate(box.keys, [kept])).codes == "g"

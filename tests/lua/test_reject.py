@@ -130,7 +130,7 @@ def test_follow_ups_are_stored_in_the_step_of_the_rejection(box):
     reply = reject_then(box, [lease], other, here)
 
     number, claim = box.clock.now_us, box.clock.now_ms + CLAIM_MS
-    assert (reply.letters, reply.number, reply.claim) == ("d", number, b"%d" % claim)
+    assert (reply.codes, reply.number, reply.claim) == ("d", number, b"%d" % claim)
     assert reply.targets == {TARGET: "n", own(box): "n"}
     assert box.changed(before) == {
         ("slot", "dead_lettered"): "1",
@@ -157,7 +157,7 @@ def test_only_dead_letters_store_their_follow_ups(box):
 
     reply = reject_then(box, [lost, cancelled, dead], *given)
 
-    assert reply.letters == "0cd"
+    assert reply.codes == "0cd"
     assert list(box.state()["pending"]) == [text_of(TARGET, reply.number, given[2])]
 
 
@@ -179,7 +179,7 @@ def test_a_copy_of_a_rejection_stores_its_follow_ups_once(box):
         [lease], session, follow_ups=by_target([given]), read=lambda reply: reply
     ))  # fmt: skip
 
-    assert reply.letters == "d"
+    assert reply.codes == "d"
     assert len(box.state()["pending"]) == 1
 
 

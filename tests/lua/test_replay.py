@@ -93,5 +93,5 @@ def test_session_that_the_slot_forgot_looks_its_messages_up(box):
     box.redis.hdel(box.keys.slot, session.name)
     box.take_one()  # in flight now
 
-    assert box.run(command).letters == "d"
+    assert box.run(command).codes == "d"
     assert box.order() == []

@@ -51,7 +51,7 @@ def test_it_says_where_each_message_is_and_whether_it_keeps_its_result(box: Box)
 def test_a_result_is_read_until_its_keeping_ends(box: Box) -> None:
     id = box.one(keep=60)
     given = encode_success("worker", 1, 7, 2, b"value")
-    assert ack_then(box, [box.take_one()], results=[given]).letters == "1"
+    assert ack_then(box, [box.take_one()], results=[given]).codes == "1"
     stored = entry(box, b"s", given[1:])
     until = box.clock.now_ms + 60_000
 
@@ -89,7 +89,7 @@ def test_a_reply_has_at_most_1_mib_of_entries_and_one_at_least(box: Box) -> None
     ids = [box.one(keep=60) for _ in range(4)]
     leases = box.take(4)
     results = [b"s" + bytes(300_000 - 1)] * 4
-    assert ack_then(box, leases, results=results).letters == "1111"
+    assert ack_then(box, leases, results=results).codes == "1111"
 
     assert [len(reply.entry) for reply in read(box, *ids)] == [300_006] * 3
     assert len(read(box, *ids[3:])) == 1

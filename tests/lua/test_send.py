@@ -28,7 +28,7 @@ def test_send_stores_score_record_and_counters_and_nothing_else(box):
 
 def test_send_again_adds_nothing_and_answers_duplicate(box):
     given = box.ids(3)
-    assert box.run(box.send_command(given)).letters == ""
+    assert box.run(box.send_command(given)).codes == ""
     before = box.state()
 
     box.clock.advance(1)
@@ -172,11 +172,11 @@ def test_settled_id_is_a_duplicate_for_one_to_two_windows(make_box):
     before = box.state()
 
     box.clock.advance(60)
-    assert box.run(box.send_command([id])).letters == "d"
+    assert box.run(box.send_command([id])).codes == "d"
     assert box.state() == before
 
     box.clock.advance(2)
-    assert box.run(box.send_command([id])).letters == ""
+    assert box.run(box.send_command([id])).codes == ""
 
 
 def test_without_a_dedup_window_a_settled_id_is_new_again(make_box):
@@ -185,7 +185,7 @@ def test_without_a_dedup_window_a_settled_id_is_new_again(make_box):
     box.ack(box.take_one())
     assert box.state().keys() == {"slot"} | {k for k in box.state() if k.startswith("replay")}
 
-    assert box.run(box.send_command([id])).letters == ""
+    assert box.run(box.send_command([id])).codes == ""
 
 
 def test_message_in_flight_or_dead_is_a_duplicate_for_ever(make_box):
@@ -194,7 +194,7 @@ def test_message_in_flight_or_dead_is_a_duplicate_for_ever(make_box):
     box.reject(box.take(2)[1])
     box.clock.advance(3600)
 
-    assert box.run(box.send_command([flying, dead])).letters == "dd"
+    assert box.run(box.send_command([flying, dead])).codes == "dd"
 
 
 def test_full_slot_refuses_all_of_a_batch(make_box):
@@ -204,14 +204,14 @@ def test_full_slot_refuses_all_of_a_batch(make_box):
 
     assert box.run(box.send_command(box.ids(2))) == scripts.SendReply(0, "F")
     assert box.state() == before
-    assert box.run(box.send_command(box.ids(1))).letters == ""
+    assert box.run(box.send_command(box.ids(1))).codes == ""
 
 
 def test_full_slot_still_answers_duplicates(make_box):
     box = make_box(max_length=2)
     given = box.send(2)
 
-    assert box.run(box.send_command(given)).letters == "dd"
+    assert box.run(box.send_command(given)).codes == "dd"
 
 
 def test_drop_lowest_makes_room_by_the_newest_of_the_lowest_priority(make_box):
@@ -278,9 +278,9 @@ def test_drop_lowest_refuses_a_newcomer_that_is_worth_no_more(make_box):
     box.send(2, priority=20)
     before = box.state()
 
-    assert box.run(box.send_command(box.ids(), priority=20)).letters == "F"
-    assert box.run(box.send_command(box.ids(), priority=17)).letters == "F"
-    assert box.run(box.send_command(box.ids(3), priority=900)).letters == "F"
+    assert box.run(box.send_command(box.ids(), priority=20)).codes == "F"
+    assert box.run(box.send_command(box.ids(), priority=17)).codes == "F"
+    assert box.run(box.send_command(box.ids(3), priority=900)).codes == "F"
     assert box.state() == before
 
 
@@ -291,7 +291,7 @@ def test_drop_lowest_never_drops_timed_messages_or_retries(make_box):
     box.one(due=60_000)
     before = box.state()
 
-    assert box.run(box.send_command(box.ids(), priority=900)).letters == "F"
+    assert box.run(box.send_command(box.ids(), priority=900)).codes == "F"
     assert box.state() == before
 
 
@@ -300,8 +300,8 @@ def test_drop_lowest_goes_by_priority_also_for_what_is_due_later(make_box):
     high, low = box.one(priority=1_000_000), box.one(priority=40)
     before = box.state()
 
-    assert box.run(box.send_command(box.ids(), priority=17, due=86_400_000)).letters == "F"
-    assert box.run(box.send_command(box.ids(), priority=40, due=86_400_000)).letters == "F"
+    assert box.run(box.send_command(box.ids(), priority=17, due=86_400_000)).codes == "F"
+    assert box.run(box.send_command(box.ids(), priority=40, due=86_400_000)).codes == "F"
     assert box.state() == before
     later = box.one(priority=41, due=86_400_000)
 
@@ -314,12 +314,12 @@ def test_message_without_a_priority_is_worth_its_timed_priority_to_drop_lowest(m
     box.send(2, priority=50)
     before = box.state()
 
-    assert box.run(box.send_command(box.ids(), due=1000)).letters == "F"
-    assert box.merge(range_ms=1000)[1].letters == "F"
+    assert box.run(box.send_command(box.ids(), due=1000)).codes == "F"
+    assert box.merge(range_ms=1000)[1].codes == "F"
     assert box.state() == before
     box.redis.hset(box.keys.slot, "timed_priority", 51)
-    assert box.run(box.send_command(box.ids(), due=1000)).letters == ""
-    assert box.merge(range_ms=1000)[1].letters == "s"
+    assert box.run(box.send_command(box.ids(), due=1000)).codes == ""
+    assert box.merge(range_ms=1000)[1].codes == "s"
     assert box.counter("dropped") == 2
 
 
@@ -335,7 +335,7 @@ def test_slot_far_above_its_share_shrinks_by_a_thousand_with_each_send(make_box)
     assert box.redis.zcard(box.keys.store) == 2001
     box.send(50, priority=21)
     assert box.redis.zcard(box.keys.store) == 1051
-    assert box.run(box.send_command(box.ids(), priority=20)).letters == "F"
+    assert box.run(box.send_command(box.ids(), priority=20)).codes == "F"
     box.one(priority=21)
     assert box.redis.zcard(box.keys.store) == 100
     assert box.drained()[0] == urgent
@@ -347,12 +347,12 @@ def test_slot_above_its_share_drops_what_it_may_if_that_makes_room(make_box):
     box.send(8, priority=900)
     box.redis.hset(box.keys.slot, "capacity", 5)
 
-    assert box.run(box.send_command(box.ids(3), priority=30)).letters == "F"
+    assert box.run(box.send_command(box.ids(3), priority=30)).codes == "F"
     added = box.send(2, priority=30)
 
     assert set(low).isdisjoint(box.order())
     assert box.order()[:2] == added[::-1]
-    assert box.run(box.send_command(box.ids(), priority=30)).letters == "F"
+    assert box.run(box.send_command(box.ids(), priority=30)).codes == "F"
 
 
 def test_orders_begin_anew_once_nobody_is_left_to_be_ordered_against(box):

@@ -55,11 +55,11 @@ def test_uniform_messages_sent_twice_with_one_number_are_stored_once(box, known,
     session = box.session(known)
     _, command = uniform(box, session, [b"x"] * count)
 
-    assert box.twice(lambda: command).letters == ""
+    assert box.twice(lambda: command).codes == ""
 
     for lease in box.take(count):
         assert box.ack(lease) == "1"
-    assert box.twice(lambda: command).letters == ""
+    assert box.twice(lambda: command).codes == ""
     assert box.order() == []
     later = ReplaySession(session.name, session.number + 1)
     box.run(uniform(box, later, [b"next"])[1])
@@ -81,7 +81,7 @@ def test_uniform_messages_of_which_some_are_here_add_the_others(box, known):
     for lease in box.take(3):
         box.ack(lease)
     _, command = uniform(box, box.session(known), [b"0"], first=first)
-    assert box.run(command).letters == "", "an id that nobody keeps is not remembered"
+    assert box.run(command).codes == "", "an id that nobody keeps is not remembered"
 
 
 @pytest.mark.parametrize("count", [1, 3])

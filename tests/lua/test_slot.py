@@ -68,13 +68,13 @@ def test_newer_revision_changes_settings_and_nothing_else(box):
 
 def test_slot_whose_max_retries_was_changed_marks_it_and_says_the_retries_of_each_take(box):
     box.send(2)
-    assert box.prepare().lefts == b""
+    assert box.prepare().retries_left == b""
 
     assert box.run(command(box, box.created, 1, max_retries=5)) == 1
     assert box.run(command(box, box.created, 2, max_retries=5, max_length=9)) == 1
 
     assert box.state()["slot"]["max_retries"] == "+5"
-    assert box.prepare().lefts == bytes([5])
+    assert box.prepare().retries_left == bytes([5])
 
 
 def test_slot_with_messages_keeps_the_smaller_chunk(make_box):
@@ -100,15 +100,15 @@ def test_ids_are_remembered_over_a_change_of_the_dedup_window(box, window_s):
 
     assert box.run(command(box, box.created, 1, dedup_window_ms=window_s * 1000)) == 1
 
-    assert box.run(box.send_command(settled)).letters == "ddd"
+    assert box.run(box.send_command(settled)).codes == "ddd"
     settled.append(box.one(kept=True))
     box.ack(box.take_one())
-    assert box.run(box.send_command(settled[-1:])).letters == "d"
+    assert box.run(box.send_command(settled[-1:])).codes == "d"
     for _ in range(4):  # and are forgotten in the end
         box.clock.advance(max(window_s, 60))
         box.one()
         box.ack(box.take_one())
-    assert box.run(box.send_command(settled)).letters == ""
+    assert box.run(box.send_command(settled)).codes == ""
 
 
 @pytest.mark.parametrize("window_s", [59, 61, 3600, 86_400, 172_801])
@@ -121,7 +121,7 @@ def test_changed_dedup_window_remembers_nothing_that_was_forgotten(box, window_s
     assert box.run(command(box, box.created, 1, dedup_window_ms=window_s * 1000)) == 1
 
     assert not {"settled0", "settled1"} & set(box.state())
-    assert box.run(box.send_command(settled)).letters == ""
+    assert box.run(box.send_command(settled)).codes == ""
 
 
 def test_changed_dedup_window_keeps_the_newer_ids_alone_where_only_they_are_remembered(box):
@@ -135,8 +135,8 @@ def test_changed_dedup_window_keeps_the_newer_ids_alone_where_only_they_are_reme
 
     assert box.run(command(box, box.created, 1, dedup_window_ms=3_600_000)) == 1
 
-    assert box.run(box.send_command([young])).letters == "d"
-    assert box.run(box.send_command([old])).letters == ""
+    assert box.run(box.send_command([young])).codes == "d"
+    assert box.run(box.send_command([old])).codes == ""
 
 
 def test_dedup_window_that_was_off_remembers_nothing_of_before(box):
@@ -147,7 +147,7 @@ def test_dedup_window_that_was_off_remembers_nothing_of_before(box):
     assert box.run(command(box, box.created, 2, dedup_window_ms=86_400_000)) == 1
 
     assert not {"settled0", "settled1"} & set(box.state())
-    assert box.run(box.send_command([settled])).letters == ""
+    assert box.run(box.send_command([settled])).codes == ""
 
 
 def test_empty_slot_of_an_older_topic_is_begun_anew(box):

@@ -61,7 +61,7 @@ def made(box, *, ago_ms: int, marks: int = 0) -> bytes:
 
 
 def store(box, id: bytes, **options) -> None:
-    assert box.run(box.send_command([id], **options)).letters == ""
+    assert box.run(box.send_command([id], **options)).codes == ""
 
 
 def test_a_message_without_a_due_time_waits_since_its_id_was_made(box):

@@ -90,7 +90,7 @@ def test_settled_ids_are_let_go_once_their_windows_have_passed(box):
         box.clock.advance(60)
 
     assert kept == [{*first, *second}, set(second), set(), set()]
-    assert box.run(box.send_command(second)).letters == ""
+    assert box.run(box.send_command(second)).codes == ""
 
 
 def test_a_repeat_is_told_for_as_long_as_before_whoever_tidies(box):
@@ -98,7 +98,7 @@ def test_a_repeat_is_told_for_as_long_as_before_whoever_tidies(box):
     for advance in (0, 60):
         box.clock.advance(advance)
         tidy(box)
-        assert box.run(box.send_command(ids)).letters == "d"
+        assert box.run(box.send_command(ids)).codes == "d"
 
 
 def test_no_settled_id_is_left_to_the_expiry_of_redis(box):
@@ -134,7 +134,7 @@ def test_turns_follow_a_clock_that_was_ahead_and_nothing_is_forgotten_early(box,
     for _ in range(2):  # known for a window after the clock is right again, however far it was
         box.clock.advance(29)
         settle(box)
-        assert box.run(box.send_command(during)).letters == "d"
+        assert box.run(box.send_command(during)).codes == "d"
 
     sizes = []
     for _ in range(40):
@@ -142,7 +142,7 @@ def test_turns_follow_a_clock_that_was_ahead_and_nothing_is_forgotten_early(box,
         box.clock.advance(30)
         sizes.append(len(remembered(box)))
     assert max(sizes[10:]) <= 40  # two windows, and not all that came since
-    assert box.run(box.send_command(during)).letters == ""
+    assert box.run(box.send_command(during)).codes == ""
 
 
 def delete_by_hand(box, *ids):

@@ -22,7 +22,7 @@ def falling(box, count):
 
 
 def send(box, given, **options):
-    assert box.run(box.send_command(given, **options)).letters == ""
+    assert box.run(box.send_command(given, **options)).codes == ""
     return given
 
 
@@ -46,7 +46,7 @@ def test_equal_dues_go_by_arrival_in_one_send_and_across_sends(box):
         **{("records", id): stored(n + 1, due=due) for n, id in enumerate(given)},
     }
     before = box.state()
-    assert box.run(box.send_command(given, due=1000)).letters == "d" * 6
+    assert box.run(box.send_command(given, due=1000)).codes == "d" * 6
     assert box.state() == before
     box.clock.advance(1)
     assert [lease.id for lease in box.take(6)] == given

@@ -31,7 +31,7 @@ def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_s
     assert (found.queue, found.score) == ("trash", box.clock.now_ms + 1000)
     stats = box.run(topic_scripts.stats(box.keys))
     assert (stats["dead"], stats["trash"], stats["purged"]) == (1, 1, 0)
-    assert box.run(topic_scripts.locate(box.keys, [a])).letters == "d"
+    assert box.run(topic_scripts.locate(box.keys, [a])).codes == "d"
 
 
 def commands_of_a_take_and_an_ack(box):
@@ -39,7 +39,7 @@ def commands_of_a_take_and_an_ack(box):
     box.redis.hset(box.keys.slot, "takes", 0)  # one take in five looks at more
     box.redis.config_resetstat()
     batch = box.prepare()
-    assert not batch.lefts  # the short way, on which nobody has failed
+    assert not batch.retries_left  # the short way, on which nobody has failed
     box.ack(*box.leases(batch))
     return sum(row["calls"] for row in box.redis.info("commandstats").values())
 
@@ -87,7 +87,7 @@ def test_a_letter_in_the_trash_is_not_redriven_and_its_id_is_a_duplicate(box):
     before = box.state()
 
     assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [id])) == "0"
-    assert box.run(box.send_command([id])).letters == "d"
+    assert box.run(box.send_command([id])).codes == "d"
     assert box.state() == before
 
 

@@ -164,7 +164,7 @@ class RealSlot:
         lease = self.known[call.delivery]
         if call.verb == "ack_then":
             reply = box.run(ack_then_command(box, [lease], session=session))
-            return "done" if reply.letters == "1" else "lost"
+            return "done" if reply.codes == "1" else "lost"
         build = getattr(self.box, f"{call.verb}_command")
         letter = self.box.run(build([lease], session))
         return "lost" if letter == "0" else "done"

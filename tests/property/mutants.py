@@ -452,7 +452,7 @@ class TwoStepDriver(Driver):
                 transport = self.client._transport
                 assert isinstance(transport, Transport)
                 for place, id in enumerate(ids):
-                    left = value.lefts[place] if value.lefts else self.most
+                    left = value.retries_left[place] if value.retries_left else self.most
                     number = value.first_delivery + place
                     score = value.deadline_s * 1000 + left + number % 2048 / 2048
                     transport.raw_command(

@@ -157,7 +157,7 @@ def test_the_history_is_bounded_and_goes_back_a_week_in_longer_steps(
     raw = server.raw()
     key = f"{prefix}:{{orders}}:history"
 
-    assert 1008 <= raw.hlen(key) <= sum(ring.places for ring in history.RINGS)
+    assert 1008 <= raw.hlen(key) <= sum(ring.size for ring in history.RINGS)
     assert 0 < raw.pttl(key) <= history.KEEP_MS
     week = reader.admin.samples("orders", since=timedelta(days=30), step=3600)
     assert len(week) == 7 * 24

@@ -132,4 +132,4 @@ def test_a_message_without_a_kept_id_leaves_no_note(scene: Lossy, name: str) -> 
     def flow():  # type: ignore[no-untyped-def]
         return (yield scripts.locate(keys, [sent.id]))
 
-    assert scene.client._transport.run(flow()).letters == "g"
+    assert scene.client._transport.run(flow()).codes == "g"

@@ -197,7 +197,6 @@ EXCEPTIONS = {
     "a value of a list of Redis, which has no lease": "client/shared_data.py:pop",
     # the ordinary meaning: not a receive
     "a thing is taken, and given back": """
-        kernel/topic/sessions.py:take
         kernel/transport/connections/pool.py:take kernel/core/callers.py:take
         kernel/transport/sentinel/master_pool.py:take server/rates.py:take""",
     "a part of the bytes that came is taken": "server/protocol.py:take_head",

@@ -145,7 +145,7 @@ def test_the_definition_of_a_schedule_is_read_or_an_error() -> None:
 
 
 def test_a_sample_is_read_or_left_out() -> None:
-    figures = history.Figures(1_790_000_000_000, 0, (1,) * 7, (2,) * 6, (0,) * 3 + (5,))
+    figures = history.StoredSample(1_790_000_000_000, 0, (1,) * 7, (2,) * 6, (0,) * 3 + (5,))
     flat = msgpack.unpackb(history.write(figures))
     found = [history.read(each) for each in (b"", b"\xc1", b"\x91" * 5000, b"\xff\xfe")]
     for place in range(len(flat)):

@@ -251,13 +251,13 @@ def _send_page(
     reply = yield scripts.batch_add(batch.keys(), batch.name, target.name, ids, batch.by)
     if not reply.state:
         raise _not_found(batch.name)
-    if not reply.letters:
+    if not reply.codes:
         raise BatchClosed(
             f"batch {batch.name!r} is {STATES[reply.state]}, so it takes no new members; nothing "
             "of this page was sent. Open a batch with another name"
         )
     # Messages that have ended, or are dead letters of the batch, are not sent again.
-    positions = [at for at, letter in enumerate(reply.letters) if letter in NEW + OPEN]
+    positions = [at for at, letter in enumerate(reply.codes) if letter in NEW + OPEN]
     marked = [
         replace(
             page[at], id=ids[at], dedup_key=None,

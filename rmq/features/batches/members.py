@@ -145,7 +145,7 @@ def _lost(
             )
             known.update(
                 str(id)
-                for id, letter, end in zip(page, located.letters, ends, strict=True)
+                for id, letter, end in zip(page, located.codes, ends, strict=True)
                 if letter not in "gm" or (end and end[1:].decode() == f"{stem} {id}")
             )
     return [id for id in ids if id not in known]

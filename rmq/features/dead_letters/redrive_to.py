@@ -144,7 +144,7 @@ class Redrive:
         reply = yield scripts.redrive_hold(
             self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
         )
-        letters, held = list(reply.letters), reply.held
+        letters, held = list(reply.codes), reply.held
         places = [place for place, letter in enumerate(letters) if letter == "1"]
         count = _count_that_fit(held)
         if count < len(held):
@@ -159,7 +159,7 @@ class Redrive:
         for slot, group in by_slot.items():
             arrivals = [arrival for _, arrival in group]
             answer = yield from send(self.target, slot, arrivals)
-            for (place, _), letter in zip(group, answer.letters, strict=True):
+            for (place, _), letter in zip(group, answer.codes, strict=True):
                 letters[place] = letter
             # A letter that too few replicas have confirmed stays held here. The next attempt waits
             # for the replicas again.
@@ -270,4 +270,4 @@ def send(
         except TopicVanished as error:
             times = yield from opening.follow_resize(target, error, times)
         else:
-            return reply._replace(letters=reply.letters.replace("s", "n")) if short else reply
+            return reply._replace(codes=reply.codes.replace("s", "n")) if short else reply

@@ -96,7 +96,7 @@ class HoldReply(NamedTuple):
     """Reply of the script `redrive_hold`: a character for each id, and the held messages."""
 
     now_ms: int
-    letters: str
+    codes: str
     held: list[HeldLetter]
 
 
@@ -119,7 +119,7 @@ class ArrivalReply(NamedTuple):
     """Reply of the script `redrive_send`: a character for each dead letter."""
 
     now_ms: int
-    letters: str
+    codes: str
 
 
 def redrive_hold(

@@ -29,12 +29,7 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import BATCH_MAX, Settings
 from rmq.kernel.core.validation import check_message_type, check_priority
 from rmq.kernel.producer.batches import SendBatch, make_batches
-from rmq.kernel.producer.encode import (
-    RECORD_BYTES,
-    basis_of,
-    encode_headers,
-    group_mark,
-)
+from rmq.kernel.producer.encode import RECORD_BYTES, basis_of, encode_headers, group_mark
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.slot_choice import RUN_LENGTH, slot_of
@@ -504,14 +499,14 @@ def _move(
     while waiting:
         taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
         turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may occur several times
-        sessions = [context.sessions.take() for _ in turn]
+        sessions = [context.sessions.acquire() for _ in turn]
         calls = [
             scripts.publish(context, context.slots[index], session, name)
             for (index, name), session in zip(turn, sessions, strict=True)
         ]
         replies, short = yield from durable_pipeline(calls, wanted)
         for session in sessions:
-            context.sessions.give(session)
+            context.sessions.release(session)
         if short:
             raise NotDurable(f"{short}; publish again to continue")
         last: dict[tuple[int, str], PublishReply | None] = {}

@@ -91,7 +91,7 @@ def token_create(
     text = f"role {known}" + (", sees bodies" if sees_bodies else "")
     text += f", topics {' '.join(patterns)}"[:200] if patterns else ""
     yield from note(
-        prefix, AuditLine(token.created_ms, pause.who(None), "token create", name, text)
+        prefix, AuditLine(token.created_ms, pause.acting_user(None), "token create", name, text)
     )
     return token
 
@@ -123,7 +123,7 @@ def token_revoke(prefix: str, name: str) -> Flow[bool]:
     id = access.unpack(name.encode(), packed).id
     yield RawCommand("token_revoke", "HDEL", keys.tokens_used_key(prefix), id)
     now_ms = yield from server_ms("token_revoke")
-    yield from note(prefix, AuditLine(now_ms, pause.who(None), "token revoke", name, ""))
+    yield from note(prefix, AuditLine(now_ms, pause.acting_user(None), "token revoke", name, ""))
     return True
 
 

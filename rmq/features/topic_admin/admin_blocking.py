@@ -11,7 +11,7 @@ from rmq.features.topic_admin import flows, history, resize
 from rmq.features.topic_admin.flows import DeleteResult
 from rmq.features.topic_admin.resize import ResizeResult
 from rmq.kernel.core.history import Sample
-from rmq.kernel.core.pause import Pause, PauseVerb, check_text, verbs_of, who
+from rmq.kernel.core.pause import Pause, PauseVerb, acting_user, check_text, verbs_of
 from rmq.kernel.core.settings import Settings, TopicSettings, check_changes
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic import overview, stats
@@ -97,7 +97,7 @@ class TopicAdmin(AdminPart):
                 several lines.
         """
         verbs = verbs_of(verb)
-        by, why = who(by), check_text(why, "why")
+        by, why = acting_user(by), check_text(why, "why")
         return self._run(flows.topic_pause(self._context(topic), by, why, verbs))
 
     def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:

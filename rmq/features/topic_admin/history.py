@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from rmq.errors import InvalidValue
 from rmq.features.topic_admin import scripts
 from rmq.kernel.core import history
-from rmq.kernel.core.history import Figures, Ring, Sample
+from rmq.kernel.core.history import Ring, Sample, StoredSample
 from rmq.kernel.core.validation import Duration, check_epoch_ms, duration_ms
 from rmq.kernel.topic import clock, opening, samples
 from rmq.kernel.topic.context import TopicContext
@@ -17,7 +17,9 @@ from rmq.kernel.transport.flow.steps import Flow, server_ms
 SINCE = timedelta(hours=1)
 
 
-def sample(context: TopicContext, looks: Sequence[Figures], rings: Sequence[Ring]) -> Flow[bool]:
+def sample(
+    context: TopicContext, looks: Sequence[StoredSample], rings: Sequence[Ring]
+) -> Flow[bool]:
     """Store samples of a topic's message counts. Return False if the topic is gone.
 
     RMQ keeps the samples in rings. A ring has a fixed length, and one sample for each step of time.
@@ -48,7 +50,7 @@ def read(
     begin_ms = max(begin_ms, now_ms - history.COARSEST.span_ms)
     step_ms = _step_ms(step, now_ms - begin_ms)
     first_ms, last_ms = -(-begin_ms // step_ms) * step_ms, now_ms // step_ms * step_ms
-    earliest_ms = first_ms - step_ms - history.HOLDS_MS
+    earliest_ms = first_ms - step_ms - history.VALID_MS
     rings = history.rings_for(step_ms)
     (found,) = yield from samples.stored([context], rings, earliest_ms, now_ms)
     return history.points(found, first_ms, last_ms, step_ms)

@@ -19,7 +19,7 @@ from rmq.features.topic_admin.resize import Passes
 from rmq.http_framework.survey import Survey, SurveyedService
 from rmq.kernel.core import history
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.history import Figures
+from rmq.kernel.core.history import StoredSample
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySessions
@@ -137,9 +137,9 @@ class Sampler(SurveyedService):
     def __init__(self, transport: Transport, survey: Survey) -> None:
         super().__init__(transport, survey)
         # By topic: its stamp, the newest stored figures, and the time of the last store.
-        self._written: dict[str, tuple[bytes, Figures, int]] = {}
-        # Figures that equal the stored figures, but are newer.
-        self._unwritten: dict[str, Figures] = {}
+        self._written: dict[str, tuple[bytes, StoredSample, int]] = {}
+        # StoredSample that equal the stored figures, but are newer.
+        self._unwritten: dict[str, StoredSample] = {}
 
     def run_once(self) -> int:
         """Store samples of topics whose message counts have changed. Return their number."""
@@ -151,7 +151,7 @@ class Sampler(SurveyedService):
             created = counts.context.identity
             stamp, before, written_ms = self._written.get(name, (b"", None, 0))
             is_same = stamp == created and before is not None and before.content == figures.content
-            if is_same and figures.at_ms - written_ms < history.SAME_MS:
+            if is_same and figures.at_ms - written_ms < history.UNCHANGED_MS:
                 self._unwritten[name] = figures
                 continue
             look_before = self._unwritten.get(name)

@@ -85,7 +85,7 @@ def wanted(context: TopicContext, low: int, high: int | None) -> Flow[WorkersWan
     """Return how many worker processes a topic needs."""
     yield from opening.ensure_open(context, create=False)
     slots = yield from stats.counts_and_lateness(context)
-    now = history.figures_of(stats.total([slot.counts for slot in slots]))
+    now = history.stored_sample(stats.total([slot.counts for slot in slots]))
     ages_ms = slo.WINDOW_MS, of_wanted.LATELY_MS
     (before,) = yield from samples.before([context], now.at_ms, *ages_ms)
     found = yield from workers(context.prefix)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rmq.errors import InvalidValue
 from rmq.features.workers.status import RUN_VERBS, WorkerStatus
-from rmq.kernel.core.history import COUNTERS, LEVELS, Figures
+from rmq.kernel.core.history import COUNTERS, LEVELS, StoredSample
 from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.validation import check_int
 
@@ -76,8 +76,8 @@ def check_bounds(min: int, max: int | None) -> None:
 def wanted(
     topic: str,
     slo: Slo | None,
-    now: Figures,
-    before: Iterable[Figures | None],
+    now: StoredSample,
+    before: Iterable[StoredSample | None],
     workers: Sequence[WorkerStatus],
     low: int = 1,
     high: int | None = None,
@@ -88,9 +88,9 @@ def wanted(
         topic: Name of the topic.
         slo: Objective of the topic, or None.
         now: Current figures.
-        before: Figures of five minutes ago and of one minute ago, or None. The larger of the two
-            arrival rates counts. So RMQ notices an increase early, and a minute without arrivals
-            does not reduce the result.
+        before: StoredSample of five minutes ago and of one minute ago, or None. The larger of the
+            two arrival rates counts. So RMQ notices an increase early, and a minute without
+            arrivals does not reduce the result.
         workers: All processes. Processes that handle only other topics are ignored.
         low: Minimum of the result.
         high: Maximum of the result, or None for no maximum.
@@ -137,7 +137,7 @@ def processes(
     return needed, executors, ""
 
 
-def _arrival_per_s(now: Figures, before: Figures | None) -> float | None:
+def _arrival_per_s(now: StoredSample, before: StoredSample | None) -> float | None:
     if before is None or now.at_ms - before.at_ms < WINDOW_LEAST_S * 1000:
         return None
     grown = {

@@ -69,13 +69,13 @@ class AddReply(NamedTuple):
 
     Attributes:
         state: State of the batch. Empty if the batch does not exist.
-        letters: One letter for each message. NEW, OPEN and WAITS are constants of this module. Any
+        codes: One letter for each message. NEW, OPEN and WAITS are constants of this module. Any
             other letter says how the member has ended. If the batch is closed, `letters` is empty
             and nothing was added.
     """
 
     state: str
-    letters: str
+    codes: str
 
 
 def batch_open(

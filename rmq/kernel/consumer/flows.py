@@ -113,8 +113,8 @@ class ConsumerFlows:
         self._unreadable: list[tuple[Lease, bytes]] = []  # messages to reject, with the reasons
         self._offloaded = offloading.Removal()
         self.follow_ups = FollowUps(context)
-        self.results = results.DeliveryResults(context, self.at_most_once, self._note_letters)
-        self.steps = steps.DeliverySteps(context, self.at_most_once, self._note_letters)
+        self.results = results.DeliveryResults(context, self.at_most_once, self._note_codes)
+        self.steps = steps.DeliverySteps(context, self.at_most_once, self._note_codes)
         self._confirmed: list[InnerDelivery] = []  # in mode "at_most_once": acked, not returned yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -234,10 +234,10 @@ class ConsumerFlows:
                 raise
         return self._next_confirmed(limit)
 
-    def _note_confirmed(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        lost = self._note_letters(given, letters)
+    def _note_confirmed(self, given: Sequence[InnerDelivery], codes: str) -> list[InnerDelivery]:
+        lost = self._note_codes(given, codes)
         # A repeated ack may be for some slots only. Others may have been returned before.
-        self._confirmed += [d for d, letter in zip(given, letters, strict=True) if letter == "1"]
+        self._confirmed += [d for d, code in zip(given, codes, strict=True) if code == "1"]
         return lost
 
     def _next_confirmed(self, limit: int) -> list[InnerDelivery]:
@@ -271,19 +271,20 @@ class ConsumerFlows:
         decoded.
         """
         unreadable = []
-        retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
+        retries, ids = self.context.settings.max_retries, batch.ids
+        retries_left = batch.retries_left
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
         own_until = self.state.visited_at + (self.state.lease_ms or 0) / 1000
         until = own_until if batch.lease is None else batch.lease.until
-        self.state.lateness.count(ids, batch.records, lefts, retries, clock.now_us)
+        self.state.lateness.count(ids, batch.records, retries_left, retries, clock.now_us)
         origin = BatchOrigin(keys, batch.newest, retries, until, batch.lease)
         make, append = InnerDelivery, deliveries.append
         for position, entry in enumerate(batch.records):
             fence += 1
             if not ids[position]:
                 continue  # a replayed delivery that is no longer ours
-            if lefts:
-                left = lefts[position]
+            if retries_left:
+                left = retries_left[position]
             score = base + left + (fence & 2047) / 2048  # inlined score.receipt_score, for speed
             decode = _PLAIN.get(entry[0]) if entry else None
             try:
@@ -303,16 +304,16 @@ class ConsumerFlows:
 
     # --- settling --------------------------------------------------------------------------------
 
-    def _note_letters(self, given: Sequence[InnerDelivery], letters: str) -> list[InnerDelivery]:
-        """Set the state of each delivery from a letter of the reply. Return the lost deliveries."""
+    def _note_codes(self, given: Sequence[InnerDelivery], codes: str) -> list[InnerDelivery]:
+        """Set the state of each delivery from a code of the reply. Return the lost deliveries."""
         lost, settled = [], []
-        for delivery, letter in zip(given, letters, strict=True):
-            if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
+        for delivery, code in zip(given, codes, strict=True):
+            if code == UNKNOWN or (code == "0" and delivery.state == SETTLED):
                 continue
-            delivery.state = LOST if letter == "0" else SETTLED
-            if letter == "0":
+            delivery.state = LOST if code == "0" else SETTLED
+            if code == "0":
                 lost.append(delivery)
-            elif letter == "c":
+            elif code == "c":
                 delivery.cancelled().set()
             self._forget(delivery)
             settled.append(delivery)
@@ -354,7 +355,7 @@ class ConsumerFlows:
         if self.at_most_once:
             if verb != "ack":
                 self._check_has_leases()
-            return self._note_letters(open_leases(self.context, given)[0], "1" * len(given))
+            return self._note_codes(open_leases(self.context, given)[0], "1" * len(given))
         missing = self._missing_replies
         if missing.waiting or missing.repeating:
             slots = {d.origin.keys.slot for d in given} if self.settles_fast else None
@@ -370,7 +371,7 @@ class ConsumerFlows:
         unsettled, leases = open_leases(self.context, unsettled)
         if unsettled:
             lost += yield from self._run_settling(
-                verb, unsettled, leases, build, note or self._note_letters
+                verb, unsettled, leases, build, note or self._note_codes
             )
         return lost
 
@@ -534,19 +535,19 @@ class ConsumerFlows:
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)
         if extra is not None:
             yield from claim_flows.run_alone(extra)
-        letters = yield from settle.check_leases(self.context, leases)
-        return self._note_letters(given, letters)
+        codes = yield from settle.check_leases(self.context, leases)
+        return self._note_codes(given, codes)
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
         """Settle deliveries by their receipts. Return the receipts whose lease was lost."""
         self._check_has_leases()
         given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
-        letters = yield from self._receipt_acks.ack(given)
+        codes = yield from self._receipt_acks.ack(given)
         for receipt in given:
             delivery = self.open.get(receipt.id)
             if delivery is not None and delivery.score == receipt.score:
-                self._note_letters([delivery], letters[receipt])
-        return [receipt for receipt in given if letters[receipt] == "0"]
+                self._note_codes([delivery], codes[receipt])
+        return [receipt for receipt in given if codes[receipt] == "0"]
 
     def _check_has_leases(self) -> None:
         if self.at_most_once:
@@ -582,7 +583,7 @@ class ConsumerFlows:
         if left:
             given, build = open_leases(self.context, left), partial(self._build_release, 0, b"")
             with suppress(AlreadySettled):  # by a thread that began in the meantime
-                yield from self._run_settling("release", *given, build, self._note_letters)
+                yield from self._run_settling("release", *given, build, self._note_codes)
         if self._unreadable:
             yield from self._reject_unreadable()
         with suppress(StorageError):

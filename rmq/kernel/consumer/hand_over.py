@@ -79,8 +79,8 @@ class Credits:
     """
 
     __slots__ = (
-        "_made", "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs",
-        "in_doubt", "standing", "used_at",
+        "_made", "_number", "_offered", "_offered_at", "_subscription", "by_slot", "channel",
+        "hand_overs", "in_doubt", "used_at",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
@@ -91,7 +91,7 @@ class Credits:
         self.hand_overs = 1  # hand-overs that each credit allows
         self.used_at = time.monotonic()  # time of the last message, handed over or received
         self.channel = b""  # channel of the credits
-        self.standing: dict[int, Credit] = {}  # by slot
+        self.by_slot: dict[int, Credit] = {}  # by slot
         # By slot and number of a hand-over that was made but has not arrived: the time when this
         # was found.
         self._made: dict[tuple[int, int], float] = {}
@@ -128,8 +128,8 @@ class Credits:
             limit: Maximum number of hand-overs for each credit.
         """
         subscription, now = self._subscription, time.monotonic()
-        if self.standing:
-            awaited = {(n, number) for n, credit in self.standing.items() for number in credit}
+        if self.by_slot:
+            awaited = {(n, number) for n, credit in self.by_slot.items() for number in credit}
             self._made = {made: at for made, at in self._made.items() if made in awaited}
             since = [*self._made.values()]
             if subscription.last_number < self._offered:
@@ -139,11 +139,11 @@ class Credits:
             return Offer(0, self.channel)
         if not self.is_possible(state):
             return None
-        further = [state.context.sessions.take() for _ in range(min(self.hand_overs, limit) - 1)]
+        further = [state.context.sessions.acquire() for _ in range(min(self.hand_overs, limit) - 1)]
         number, is_confirmed = self.next_number(1 + len(further)), subscription.last_number > 0
         self._offered, self._offered_at = 0 if is_confirmed else number, now
         self.channel = subscription.own_channel
-        self.standing = {
+        self.by_slot = {
             slot: dict(enumerate((session, *further), number))
             for slot, session in zip(slots, sessions, strict=True)
         }
@@ -164,13 +164,13 @@ class Credits:
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
         """Record that a hand-over has arrived. Return whether the consumer expected it."""
-        credit = self.standing.get(slot)
+        credit = self.by_slot.get(slot)
         session = credit.pop(number, None) if credit is not None else None
         if credit is None or session is None:
             return False
         if not credit:
-            del self.standing[slot]
-        state.context.sessions.give(session)
+            del self.by_slot[slot]
+        state.context.sessions.release(session)
         return True
 
     def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
@@ -182,29 +182,29 @@ class Credits:
             unused: Number of hand-overs that the credit still permitted. These hand-overs will not
                 be made.
         """
-        credit = self.standing.get(slot)
+        credit = self.by_slot.get(slot)
         if credit is not None:
             for number in sorted(credit)[-unused:] if unused else ():
                 self.end(state, slot, number)
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
         """Record the state of a credit that a script has reported."""
-        if credit.stands:
-            awaited = sorted(self.standing.get(slot, ()))
+        if credit.is_valid:
+            awaited = sorted(self.by_slot.get(slot, ()))
             for number in awaited[: -credit.left]:
                 self._made.setdefault((slot, number), time.monotonic())
             return
         if not (credit.is_repeat or offer.renews):
             self.remove(state, slot, self.hand_overs)
         self.remove(state, slot, credit.left)
-        if slot in self.standing and (credit.is_repeat or not credit.left):
+        if slot in self.by_slot and (credit.is_repeat or not credit.left):
             self.in_doubt = True
 
 
-def _again(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
+def _repeat_calls(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
     """Return calls of `prepare` that read the lost hand-overs of a slot again."""
     assert state.lease_ms is not None
-    sessions = state.credits.standing.pop(keys.index, {}).values()
+    sessions = state.credits.by_slot.pop(keys.index, {}).values()
     return [
         PrepareCall(keys, one, scripts.prepare(keys, one, 1, state.lease_ms, False))
         for one in sessions
@@ -249,7 +249,7 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel
-    slots = [keys for keys in state.context.slots if keys.index in credits.standing]
+    slots = [keys for keys in state.context.slots if keys.index in credits.by_slot]
     if not slots:  # the credit in doubt has ended in the meantime
         credits.in_doubt = False
         return read_hand_overs(state)
@@ -262,7 +262,7 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     hears = listeners and subscription.own_channel == channel and not subscription.must_reconnect
     until = time.monotonic() + COLLECT_S
     try:
-        while hears and credits.standing and subscription.last_number < number:
+        while hears and credits.by_slot and subscription.last_number < number:
             left_s = until - time.monotonic()
             if subscription.connection is None or left_s <= 0:
                 subscription.must_reconnect = True
@@ -274,6 +274,6 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
         raise
     batches += read_hand_overs(state)
     for keys in slots:
-        state.unconfirmed_offers += _again(state, keys)
+        state.unconfirmed_offers += _repeat_calls(state, keys)
     credits.in_doubt = False
     return batches

@@ -93,13 +93,13 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
     while not (state.interrupted or call.is_over):
         batches: list[SlotBatch] = []
         if state.credits.in_doubt:
-            batches = _within(state, limit, (yield from _resolve_credits(state)))
+            batches = _fit_limit(state, limit, (yield from _resolve_credits(state)))
         if not batches:
             if time.monotonic() >= min(state.tidy_at, state.sweep_at, state.lateness.report_at):
-                yield from _do_chores(state)
+                yield from _run_maintenance(state)
             batches = yield from _visit_slots(state, limit, waits)
         if not batches:
-            batches = _within(state, limit, (yield from _wait(call)))
+            batches = _fit_limit(state, limit, (yield from _wait(call)))
         if batches:
             return batches
     return []
@@ -117,7 +117,7 @@ def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
     return batches
 
 
-def _do_chores(state: ReceiveState) -> Flow[None]:
+def _run_maintenance(state: ReceiveState) -> Flow[None]:
     now = time.monotonic()
     if now >= state.tidy_at:
         state.tidy_at = now + tidy.TIDY_S
@@ -175,7 +175,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
     """Subscribe to the topic's wake-ups. Before this, withdraw credits for hand-overs."""
-    if state.credits.standing:
+    if state.credits.by_slot:
         state.credits.in_doubt = True
         return
     yield AwaitSignal(state.subscription, 0)
@@ -204,13 +204,13 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
 
     Add the messages that were handed over to `batches`, up to the limit.
     """
-    if state.credits.standing:
+    if state.credits.by_slot:
         room = limit - sum(len(batch.ids) for _, batch in batches)
-        batches += _within(state, room, (yield from hand_over.withdraw(state)))
+        batches += _fit_limit(state, room, (yield from hand_over.withdraw(state)))
     yield from hand_back(state)
 
 
-def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
+def _fit_limit(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
     """Return the batches that fit into the limit. Mark the other batches for release."""
     room, kept = limit, []
     for keys, batch in batches:
@@ -258,7 +258,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
     """Withdraw the credits that `receive_ready` left, and release handed-over messages."""
-    if state.credits.standing:
+    if state.credits.by_slot:
         yield from hand_back(state)
 
 
@@ -267,7 +267,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     context = state.context
     if time.monotonic() >= context.current_until:
         yield from opening.ensure_open(context)
-    has_credits = state.credits.standing and not keeps_credits
+    has_credits = state.credits.by_slot and not keeps_credits
     if state.handing_back or state.must_hand_back or has_credits:
         yield from hand_back(state)
     if state.lease_ms is None:
@@ -325,9 +325,9 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         state.ready_at[0] = 0.0
         return
     offer, sessions = None, []
-    if waits and (credits.standing or credits.is_possible(state)):
-        if not credits.standing:
-            sessions = [state.context.sessions.take() for _ in slots]
+    if waits and (credits.by_slot or credits.is_possible(state)):
+        if not credits.by_slot:
+            sessions = [state.context.sessions.acquire() for _ in slots]
         offer = credits.offer(state, range(len(slots)), sessions, limit)
     if offer is None:
         try:
@@ -420,9 +420,9 @@ def _visit_slot(
 
 def _prepare(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
     assert state.lease_ms is not None
-    session, index, credits = state.context.sessions.take(), keys.index, state.credits
+    session, index, credits = state.context.sessions.acquire(), keys.index, state.credits
     offer = None
-    if waits and (len(state.ready_at) == 1 or index in credits.standing):
+    if waits and (len(state.ready_at) == 1 or index in credits.by_slot):
         offer = credits.offer(state, (index,), (session,), limit)
     shared = None if state.shared is None else state.shared.number(index)
     command = scripts.prepare(
@@ -481,7 +481,7 @@ def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) ->
     """Free the replay session of an answered call, unless a credit for hand-overs needs it."""
     offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
-        state.context.sessions.give(call.session)
+        state.context.sessions.release(call.session)
     elif credit.is_repeat:
         state.credits.end(state, slot, offer.number)  # the answer had all messages for this number
     if offer is not None:
@@ -532,7 +532,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
         if call is not None:
             call.command.fails_fast = state.fails_fast
             yield from _repeat_prepare(state, call)
-        if state.credits.standing:
+        if state.credits.by_slot:
             state.undelivered += yield from hand_over.withdraw(state)
         while state.unconfirmed_offers:
             state.unanswered = state.unconfirmed_offers.pop()

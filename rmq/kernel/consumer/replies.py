@@ -54,15 +54,15 @@ class ReceiptAcks:
             One letter for each receipt: `1` for settled, `0` for a lost lease.
         """
         yield from opening.ensure_open(self._context)
-        letters: dict[Receipt, str] = {}
+        codes: dict[Receipt, str] = {}
         for call in list(self._unanswered):
             if set(receipts).isdisjoint(call.receipts):
                 continue
             with suppress(ScriptFailed):  # refused, so nothing was settled
                 answer = yield from call.settling.run()
-                letters |= dict(zip(call.receipts, answer, strict=True))
+                codes |= dict(zip(call.receipts, answer, strict=True))
             self._unanswered.remove(call)
-        unsettled = [receipt for receipt in receipts if receipt not in letters]
+        unsettled = [receipt for receipt in receipts if receipt not in codes]
         yield from opening.follow_ids(self._context, (receipt.id for receipt in unsettled))
         settling = settle.ack(self._context, Leases.of(map(self._lease, unsettled)))
         try:
@@ -71,7 +71,7 @@ class ReceiptAcks:
             if settling.unanswered:
                 self._unanswered.append(_UnansweredCall(unsettled, settling))
             raise
-        return letters | dict(zip(unsettled, answer, strict=True))
+        return codes | dict(zip(unsettled, answer, strict=True))
 
     def _lease(self, receipt: Receipt) -> Lease:
         try:

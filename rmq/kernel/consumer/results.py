@@ -140,4 +140,4 @@ class DeliveryResults(ConsumerPart):
         reply = yield scripts.progress(keys, delivery.raw_id, delivery.score, details)
         if reply == ProgressReply.CANCELLED:
             delivery.cancelled().set()
-        return self._note_letters([delivery], "0") if reply == ProgressReply.LOST else []
+        return self._note_codes([delivery], "0") if reply == ProgressReply.LOST else []

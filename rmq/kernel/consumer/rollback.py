@@ -118,8 +118,8 @@ def release_orphans(
         return 0
     rows = settle.Leases.of(lease for lease, _ in orphans)
     settling = settle.release(context, rows, [place for _, place in orphans], 0)
-    letters, _ = yield from settling.try_run(fails_fast=True)
-    return letters.count("1")
+    codes, _ = yield from settling.try_run(fails_fast=True)
+    return codes.count("1")
 
 
 def _look(keys: SlotKeys, lease: int, offset: int) -> Command[list[topic_scripts.QueueMember]]:

@@ -235,7 +235,7 @@ MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 256  # slots in one call of next_ready: about 4 us of Redis for each
 # Further bits, below a count.
-_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _ANY_WAITED, _LEFT = 4, 8, 16, 32, 64
+_ANY_LARGE, _CREDIT_VALID, _REPEATED, _ANY_WAITED, _LEFT = 4, 8, 16, 32, 64
 
 
 class Offer(NamedTuple):
@@ -263,7 +263,7 @@ class Offer(NamedTuple):
 class CreditState(NamedTuple):
     """The state of a consumer's credit for hand-overs, as a script reports it."""
 
-    stands: bool = False
+    is_valid: bool = False
     left: int = 0  # hand-overs it still allows, or allowed when it was removed
     is_repeat: bool = False  # answer of an earlier copy, whose credit is now gone
 
@@ -280,7 +280,7 @@ class Batch(NamedTuple):
     deadline_s: int  # for a shared lease: SHARED_S + its number
     first_delivery: int
     newest: int
-    lefts: bytes  # retries left of each message; empty if all are new
+    retries_left: bytes  # retries left of each message; empty if all are new
     ids: list[bytes]
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
@@ -327,14 +327,14 @@ def prepare(
     """
 
     def parse(reply: list[Any]) -> Batch:
-        wait_us, bits, deadline_s, first, newest, lefts, members, records = reply
+        wait_us, bits, deadline_s, first, newest, left, members, records = reply
         credit, large, waited = NO_CREDIT, False, False
         if bits > 3:
-            credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _LEFT, bits & _REPEATED > 0)
+            credit = CreditState(bits & _CREDIT_VALID > 0, bits // _LEFT, bits & _REPEATED > 0)
             large, waited = bits & _ANY_LARGE > 0, bits & _ANY_WAITED > 0
         ids = ids_of(members, keys.middle)
         return Batch(
-            wait_us, bits & 3, deadline_s, first, newest, lefts, ids, records, large, credit, waited
+            wait_us, bits & 3, deadline_s, first, newest, left, ids, records, large, credit, waited
         )
 
     sleeps = waits.encode() if isinstance(waits, Offer) else b"1" if waits else b"0"
@@ -416,18 +416,18 @@ def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int
 def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
     """Parse a message on a consumer's own channel. Return None if it is not a hand-over."""
     try:
-        number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
+        number, at, deadline_s, first, newest, left, members, records = msgpack.unpackb(
             payload, raw=True
         )
         index = int(at)
         batch = Batch(
-            0, 0, int(deadline_s), int(first), int(newest), bytes(lefts),
+            0, 0, int(deadline_s), int(first), int(newest), bytes(left),
             ids_of(members, slots[index].middle), list(records),
         )  # fmt: skip
         is_whole = (
             index >= 0
             and 0 < len(members) == len(records)
-            and len(batch.lefts) in (0, len(members))
+            and len(batch.retries_left) in (0, len(members))
             and all(isinstance(one, bytes) and len(one) == MEMBER_BYTES for one in members)
             and all(isinstance(one, bytes) and len(one) >= record.BARE for one in records)
         )
@@ -452,7 +452,7 @@ class ExtendReply(NamedTuple):
     """The reply to the script `extend`, which extends leases."""
 
     deadline_s: int
-    letters: str  # a code for each: 1 extended, c extended but cancelled, 0 lost
+    codes: str  # a code for each: 1 extended, c extended but cancelled, 0 lost
 
 
 def ack(
@@ -504,7 +504,7 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
     follow_ups: ByTarget | None = None,
-    read: Callable[[AckThenReply], str] = lambda reply: reply.letters,
+    read: Callable[[AckThenReply], str] = lambda reply: reply.codes,
 ) -> Command[str]:
     """Turn deliveries into dead letters.
 
@@ -551,8 +551,8 @@ def extend(
     """Extend leases. The new lease begins now and lasts `lease_ms`."""
 
     def parse(reply: bytes) -> Any:
-        deadline_s, letters = reply.decode().split(" ")
-        return read(ExtendReply(int(deadline_s), letters))
+        deadline_s, codes = reply.decode().split(" ")
+        return read(ExtendReply(int(deadline_s), codes))
 
     args = [clock.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)]
     return script_call("extend", keys, args, parse)

@@ -1,7 +1,7 @@
 """Settle deliveries of any slots: ack, nack, reject, release, extend.
 
 Each function takes the leases of the deliveries and returns a `Settling`. A `Settling` makes one
-call for up to 1000 deliveries of a slot (100 for some verbs). The reply has one letter for each
+call for up to 1000 deliveries of a slot (100 for some verbs). The reply has one code for each
 delivery, in order.
 
 Each call has its own replay session, which is a name and a number that Redis remembers. If a reply
@@ -41,7 +41,7 @@ T = TypeVar("T")
 SLOW_MAX = 100
 RESULTS_BYTES = 1024 * 1024  # largest size of the results in one call
 
-UNKNOWN = "?"  # letter of a delivery whose slot answered with an error
+UNKNOWN = "?"  # code of a delivery whose slot answered with an error
 
 
 class Lease(NamedTuple):
@@ -118,7 +118,7 @@ class ConsumerPart:
     ) -> None:
         self._context = context
         self._at_most_once = at_most_once
-        self._note_letters = note_letters
+        self._note_codes = note_letters
 
 
 def open_leases(
@@ -180,14 +180,14 @@ class Extension(NamedTuple):
 
 
 class _Kind(NamedTuple, Generic[T]):
-    """Describes the reply about several deliveries: a letter or a deadline for each delivery."""
+    """Describes the reply about several deliveries: a code or a deadline for each delivery."""
 
     unknown: Any  # answer about a delivery whose slot answered with an error
     lost: Any  # answer about a delivery of a slot that no longer exists
     join: Callable[[list[Any]], T]
 
 
-_LETTERS: _Kind[str] = _Kind(UNKNOWN, "0", "".join)
+_CODES: _Kind[str] = _Kind(UNKNOWN, "0", "".join)
 _DEADLINES: _Kind[list[Extension | None]] = _Kind(Extension(0), None, list)
 
 
@@ -230,7 +230,7 @@ class Settling(Generic[T]):
         self._context = context
         self._size = len(leases.ids)
         self._positions = [positions for _, _, positions in self._parts]
-        self._sessions = [context.sessions.take() for _ in self._parts]
+        self._sessions = [context.sessions.acquire() for _ in self._parts]
         self._calls = [
             build(keys, session, part, positions)
             for (keys, part, positions), session in zip(self._parts, self._sessions, strict=True)
@@ -283,7 +283,7 @@ class Settling(Generic[T]):
             self._is_repeat = True
             raise
         if len(replies) == 1 and not isinstance(replies[0], RMQError):  # the common case
-            self._context.sessions.give(*self._sessions)
+            self._context.sessions.release(*self._sessions)
             self._sessions = []
             is_whole = len(self._positions[0]) == self._size
             return replies[0] if is_whole else self._joined(replies), None
@@ -344,7 +344,7 @@ class Settling(Generic[T]):
             numbers: Positions of the calls that got no reply.
         """
         others = [session for n, session in enumerate(self._sessions) if n not in numbers]
-        self._context.sessions.give(*others)
+        self._context.sessions.release(*others)
         self._sessions = [self._sessions[n] for n in numbers]
         self._parts = [self._parts[n] for n in numbers]
         self._calls = [self._calls[n] for n in numbers]
@@ -374,7 +374,7 @@ def _follow_ups_of(
     def note(reply: AckThenReply) -> str:
         if given:
             note_stored(StoredFollowUps(keys, reply, given))
-        return reply.letters
+        return reply.codes
 
     return given, note
 
@@ -399,7 +399,7 @@ def ack(
 ) -> Settling[str]:
     """Settle deliveries as done, and store their results and follow-ups.
 
-    The reply has one letter for each delivery: `1` settled, `0` lease lost.
+    The reply has one code for each delivery: `1` settled, `0` lease lost.
 
     Args:
         context: The topic.
@@ -434,7 +434,7 @@ def ack(
         most = min(most, RESULTS_BYTES // max(map(len, results)))
     if follow_ups:
         most = _most_with(follow_ups, most)
-    return Settling(context, leases, build, _LETTERS, extra, most=most)
+    return Settling(context, leases, build, _CODES, extra, most=most)
 
 
 def nack(
@@ -446,7 +446,7 @@ def nack(
 ) -> Settling[str]:
     """Give deliveries back because their handling failed.
 
-    The reply has one letter for each delivery: `r` retry, `d` dead letter, `c` cancelled, `0` lease
+    The reply has one code for each delivery: `r` retry, `d` dead code, `c` cancelled, `0` lease
     lost.
     """
 
@@ -456,7 +456,7 @@ def nack(
         texts = [errors[p] for p in positions]
         return scripts.nack(context, keys, session, part.ids, part.scores, texts, wait_ms)
 
-    return Settling(context, leases, build, _LETTERS, extra, most=SLOW_MAX)
+    return Settling(context, leases, build, _CODES, extra, most=SLOW_MAX)
 
 
 def reject(
@@ -470,7 +470,7 @@ def reject(
 ) -> Settling[str]:
     """Turn deliveries into dead letters, and store their follow-ups.
 
-    The reply has one letter for each delivery: `d` dead letter, `c` cancelled, `0` lease lost.
+    The reply has one code for each delivery: `d` dead code, `c` cancelled, `0` lease lost.
 
     Args:
         context: The topic.
@@ -493,7 +493,7 @@ def reject(
         )
 
     most = _most_with(follow_ups, SLOW_MAX)
-    return Settling(context, leases, build, _LETTERS, extra, most=most)
+    return Settling(context, leases, build, _CODES, extra, most=most)
 
 
 def release(
@@ -506,7 +506,7 @@ def release(
 ) -> Settling[str]:
     """Give deliveries back. This does not count as a failure.
 
-    The reply has one letter for each delivery: `1` released, `c` cancelled, `0` lease lost.
+    The reply has one code for each delivery: `1` released, `c` cancelled, `0` lease lost.
 
     Args:
         context: The topic.
@@ -525,7 +525,7 @@ def release(
         )
 
     # Each call puts its messages before all others, so the first thousand is sent last.
-    return Settling(context, leases, build, _LETTERS, extra, last_first=wait_ms == 0)
+    return Settling(context, leases, build, _CODES, extra, last_first=wait_ms == 0)
 
 
 def extend(
@@ -538,8 +538,8 @@ def extend(
 
     def read(reply: scripts.ExtendReply) -> list[Extension | None]:
         return [
-            None if letter == "0" else Extension(reply.deadline_s, letter == "c")
-            for letter in reply.letters
+            None if code == "0" else Extension(reply.deadline_s, code == "c")
+            for code in reply.codes
         ]
 
     def build(
@@ -555,7 +555,7 @@ def leases_of(keys: SlotKeys, batch: scripts.Batch, max_retries: int) -> Leases:
     leases = []
     for position, message_id in enumerate(batch.ids):
         if message_id:
-            left = batch.lefts[position] if batch.lefts else max_retries
+            left = batch.retries_left[position] if batch.retries_left else max_retries
             score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
             leases.append(Lease(keys.index, message_id, score))
     return Leases.of(leases)
@@ -564,13 +564,13 @@ def leases_of(keys: SlotKeys, batch: scripts.Batch, max_retries: int) -> Leases:
 def check_leases(context: TopicContext, leases: Leases) -> Flow[str]:
     """Check leases without changing them.
 
-    The reply has one letter for each delivery: `?` if the lease is valid, `0` if it was lost.
+    The reply has one code for each delivery: `?` if the lease is valid, `0` if it was lost.
     """
-    letters = ""
+    codes = ""
     for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):
         held = None  # a topic that was created again may have fewer slots
         if slot < len(context.slots):
             key = context.slots[slot].prepare
             held = yield RawCommand("extend", "ZSCORE", key, member_of(message_id))
-        letters += UNKNOWN if held is not None and float(held) == score else "0"
-    return letters
+        codes += UNKNOWN if held is not None and float(held) == score else "0"
+    return codes

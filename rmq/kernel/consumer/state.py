@@ -149,7 +149,7 @@ class LatenessCounter:
         self,
         ids: Sequence[bytes],
         records: Sequence[bytes],
-        lefts: bytes,
+        retries_left: bytes,
         max_retries: int,
         test_us: bytes = b"",
     ) -> None:
@@ -160,7 +160,7 @@ class LatenessCounter:
         Args:
             ids: Message ids.
             records: Message records, with empty bytes for a message that no longer exists.
-            lefts: Remaining retries of each message, one byte for each message. Empty if all
+            retries_left: Remaining retries of each message, one byte for each message. Empty if all
                 deliveries are first attempts.
             max_retries: Number of remaining retries at a first attempt.
             test_us: Time that a test sets, in epoch microseconds. Empty bytes for this machine's
@@ -173,7 +173,7 @@ class LatenessCounter:
         looked_at = range(step // 2, size, step)
         for at in looked_at:
             entry = records[at]
-            if not entry or (lefts and lefts[at] != max_retries):
+            if not entry or (retries_left and retries_left[at] != max_retries):
                 continue
             if entry[0] & TIMED:
                 due_ms = int.from_bytes(entry[8:14], "big")
@@ -302,7 +302,7 @@ class ReceiveState:
 
     def may_have_messages(self) -> bool:
         """Whether this consumer may have leased messages that it has not returned."""
-        return self.must_hand_back or bool(self.credits.standing)
+        return self.must_hand_back or bool(self.credits.by_slot)
 
     def is_signalled(self) -> bool:
         """Return whether Redis will send a wake-up for each slot that gets work.

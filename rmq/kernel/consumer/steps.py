@@ -70,7 +70,7 @@ class DeliverySteps(ConsumerPart):
         if found is None or found.state == "begun":
             code = yield from self._write(delivery, BEGUN, encoded)
             if code == StepCode.LOST:
-                return Begun(self._note_letters([delivery], "0"))
+                return Begun(self._note_codes([delivery], "0"))
             if code == StepCode.CANCELLED:
                 delivery.cancelled().set()
                 return Begun([])
@@ -110,7 +110,7 @@ class DeliverySteps(ConsumerPart):
         if problem:
             code = yield from self._write(delivery, LOST, encoded)
         if code == StepCode.LOST:
-            return self._note_letters([delivery], "0")
+            return self._note_codes([delivery], "0")
         if problem:
             raise _value_lost(name, problem)
         return []
@@ -135,7 +135,7 @@ class DeliverySteps(ConsumerPart):
                 f"{self._context.step_bytes} bytes; save less, or give client.topic more step_bytes"
             )
         if code == StepCode.LOST:
-            return self._note_letters([delivery], "0")
+            return self._note_codes([delivery], "0")
         delivery.steps = {
             **(delivery.steps or {}),
             "": Step("", "cursor", moment(clock.now_ms()), data),
@@ -152,7 +152,7 @@ class DeliverySteps(ConsumerPart):
         if delivery.steps is None:
             code = yield from self._write(delivery, b"", b"")
             if code == StepCode.LOST:
-                return self._note_letters([delivery], "0"), None
+                return self._note_codes([delivery], "0"), None
         cursor = (delivery.steps or {}).get("")
         return [], None if cursor is None else value_of(cursor, delivery.id)
 

@@ -246,7 +246,7 @@ class Compressed:
             raise DecodeError(f"body of {len(data)} bytes: its first byte, {data[0]}, is unknown")
         rest = data[1:]
         if how != PLAIN:
-            read = compression.beginning if cut else compression.decompress
+            read = compression.decompress_beginning if cut else compression.decompress
             return codec, read(how, rest, max_bytes)
         if cut:
             return codec, rest[:max_bytes]

@@ -65,8 +65,8 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
     return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)
 
 
-def beginning(how: int, data: bytes, most: int) -> bytes:
-    """Decompress only the beginning of the data.
+def decompress_beginning(how: int, data: bytes, most: int) -> bytes:
+    """Decompress only the decompress_beginning of the data.
 
     Args:
         how: ZLIB or ZSTD.

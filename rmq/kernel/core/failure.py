@@ -38,10 +38,10 @@ REASONS = {
 REDRIVEN = "redriven"
 ERROR_CHARS, TRACEBACK_CHARS, WORKER_CHARS = 2_000, 12_000, 200
 # Size of a cache of decoded failures, because failures repeat; at most 14 KiB each.
-REMEMBERED = 256
+CACHED_ERRORS_MAX = 256
 
 _EARLIER, _CARRIED = 1, 8  # flags: items follow; an earlier attempt left this error
-_SAME = (1, 2, 4)  # flags of an item: error, traceback or worker equal the previous item's
+_SAME_FLAGS = 1, 2, 4  # of an item: error, traceback or worker equal the previous item's
 _SAME_FRAMES = 16  # flag of an item: the traceback equals the previous item's, except the error
 _COUNTS = struct.Struct(">HBH")  # attempts, items, bytes of the items
 _TIME_MAX = 253_402_300_799_000  # epoch ms, the last second of the year 9999
@@ -224,7 +224,7 @@ def decode(entry: bytes) -> Failure | None:
     return _failure(parts.reason, parts.deliveries, parts.details)
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_ERRORS_MAX)
 def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
     """Decode a failure without its time, so that the cache can share equal failures."""
     error, lines, _ = _texts(details)
@@ -257,7 +257,7 @@ def _item_texts(
     items: bytes, at: int, flags: int, newer: tuple[str, str, str]
 ) -> tuple[tuple[str, str, str], int]:
     texts: list[str] = []
-    for place, same in enumerate(_SAME):
+    for place, same in enumerate(_SAME_FLAGS):
         if flags & same:
             texts.append(newer[place])
         elif place == 1 and flags & _SAME_FRAMES:
@@ -289,7 +289,7 @@ _TYPE = re.compile(r"([A-Za-z_][\w.]{0,127})(?::\s|$)")
 _FRAME = re.compile(r'^\s+File "([^"\n]+)", line \d+, in ([^\n]{1,200})$', re.MULTILINE)
 # Frames of installed packages and of Python show where the error was raised, not which of the
 # user's functions caused it.
-_FOREIGN = re.compile(
+_LIBRARY_FILE = re.compile(
     r"^<frozen |[\\/](?:site-packages|dist-packages|rmq[\\/]worker|lib[\\/]python\d[.\d]*)[\\/]"
 )
 
@@ -308,7 +308,7 @@ def origin(traceback: str) -> str:
     If the traceback has no code of the user, return ''.
     """
     frames = _FRAME.findall(traceback)
-    own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
+    own = [frame for frame in frames if not _LIBRARY_FILE.search(frame[0])]
     if not own:
         return ""
     file, function = own[-1]
@@ -316,7 +316,7 @@ def origin(traceback: str) -> str:
     return f"{name}:{function}"
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHED_ERRORS_MAX)
 def fingerprint(failure: Failure | None) -> str:
     """Return the fingerprint of a failure, as 12 hex digits. Without a failure, return ''."""
     if failure is None:

@@ -8,13 +8,13 @@ chart come from the growth of a counter. RMQ assumes that a counter grows evenly
 samples.
 
 A sample has the time when the oldest due message became due, not how long this message has
-waited. So the samples of an idle topic are equal, and RMQ stores a sample only every SAME_MS. When
-the topic is busy again, RMQ also stores the previous reading, because the growth began after that
-reading.
+waited. So the samples of an idle topic are equal, and RMQ stores a sample only every UNCHANGED_MS.
+When the topic is busy again, RMQ also stores the previous reading, because the growth began after
+that reading.
 
 If the newest sample shows growth, RMQ does not know yet how the growth continues. So later points
-have no rates. If RMQ stores no further sample within the time that `_wait_ms` returns, the counters
-have not grown.
+have no rates. If RMQ stores no further sample within the time that `_growth_wait_ms` returns, the
+counters have not grown.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ class Ring(NamedTuple):
     """
 
     step_ms: int
-    places: int
+    size: int
 
     @property
     def span_ms(self) -> int:
         """How long the ring keeps a sample, ms."""
-        return self.step_ms * self.places
+        return self.step_ms * self.size
 
     def field(self, at_ms: int) -> str:
         """Return the hash field that stores the sample taken at a given time."""
-        return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
+        return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.size}"
 
 
 RINGS = (Ring(10_000, 360), Ring(60_000, 1440), Ring(600_000, 1008))  # an hour, a day, a week
 COARSEST = RINGS[-1]
 STEP_LEAST_MS = RINGS[0].step_ms
 KEEP_MS = COARSEST.span_ms + 3_600_000
-SAME_MS = 600_000  # time after which unchanged figures are sampled again
-HOLDS_MS = SAME_MS + 150_000  # validity of a sample: the next sample may be two readings late
-LOOKS_LEAST_MS = 30_000  # two readings of 5 to 15 s each, if there are few topics
-LOOKS_MOST_MS = HOLDS_MS - SAME_MS
+UNCHANGED_MS = 600_000  # time after which unchanged figures are sampled again
+VALID_MS = UNCHANGED_MS + 150_000  # validity of a sample: the next sample may be two readings late
+GROWTH_WAIT_MIN_MS = 30_000  # two readings of 5 to 15 s each, if there are few topics
+GROWTH_WAIT_MAX_MS = VALID_MS - UNCHANGED_MS
 POINTS_MAX = 10_000
 
 
@@ -98,7 +98,7 @@ class Sample:
     late_p95_s: float | None = None
 
 
-class Figures(NamedTuple):
+class StoredSample(NamedTuple):
     """A sample of a topic's counters, as Redis stores it."""
 
     at_ms: int
@@ -113,10 +113,10 @@ class Figures(NamedTuple):
         return self[1:]
 
 
-def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
+def stored_sample(counts: Mapping[str, int], late: Counts = ()) -> StoredSample:
     """Make a sample from the counts that `Admin.stats` returns."""
     late_ms = counts["late_ms"]
-    return Figures(
+    return StoredSample(
         counts["now_ms"],
         counts["now_ms"] - late_ms if late_ms > 0 else 0,
         tuple(counts[name] for name in LEVELS),
@@ -125,7 +125,7 @@ def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
     )
 
 
-def write(figures: Figures) -> bytes:
+def write(figures: StoredSample) -> bytes:
     """Encode a sample as bytes.
 
     RMQ stores the histogram of lateness without the empty buckets at both ends.
@@ -137,7 +137,7 @@ def write(figures: Figures) -> bytes:
     return bytes(msgpack.packb(flat))
 
 
-def read(stored: bytes) -> Figures | None:
+def read(stored: bytes) -> StoredSample | None:
     """Decode a sample. Return None if this version of RMQ cannot read it."""
     try:
         at_ms, due_since_ms, *rest = msgpack.unpackb(stored)
@@ -148,7 +148,7 @@ def read(stored: bytes) -> Figures | None:
         return None
     levels, counters = rest[: len(LEVELS)], rest[len(LEVELS) : len(LEVELS) + len(COUNTERS)]
     late = _read_lateness(rest[len(LEVELS) + len(COUNTERS) :])
-    return Figures(at_ms, due_since_ms, tuple(levels), tuple(counters), late)
+    return StoredSample(at_ms, due_since_ms, tuple(levels), tuple(counters), late)
 
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
@@ -161,7 +161,7 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
     return (*(0,) * first, *counters[:size], *(0,) * after)
 
 
-def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
+def newest_until(found: Iterable[StoredSample], at_ms: int) -> StoredSample | None:
     """Return the newest sample that was taken at or before a given time.
 
     If all samples are newer, return the oldest sample. If there are no samples, return None.
@@ -188,7 +188,9 @@ def rings_for(step_ms: int) -> Sequence[Ring]:
     return RINGS[RINGS.index(fine[-1]) :]
 
 
-def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
+def points(
+    found: Iterable[StoredSample], first_ms: int, last_ms: int, step_ms: int
+) -> list[Sample]:
     """Return the points of a chart: one sample for each step between two times.
 
     The sample of a step has the last figures before the time of the step. If these figures are too
@@ -196,20 +198,20 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
     """
     ordered = sorted({figures.at_ms: figures for figures in found}.values())
     times = [figures.at_ms for figures in ordered]
-    grown = _grown(ordered)
-    waits_ms = _wait_ms(ordered)
+    grown = _total_growth(ordered)
+    waits_ms = _growth_wait_ms(ordered)
     known_ms = times[-1] if times and last_ms - times[-1] < waits_ms else last_ms
     samples: list[Sample] = []
-    before: Figures | None = None
+    before: StoredSample | None = None
     for at_ms in range(first_ms - step_ms, last_ms + 1, step_ms):
         index = bisect_right(times, at_ms) - 1
         figures = ordered[index] if index >= 0 else None
-        if figures is not None and at_ms - figures.at_ms > HOLDS_MS:
+        if figures is not None and at_ms - figures.at_ms > VALID_MS:
             figures = None
         if figures is not None and at_ms >= first_ms:
             rates: dict[str, float] = {}
             if before is not None and at_ms <= known_ms:
-                now, then = (_grown_by(times, grown, at) for at in (at_ms, at_ms - step_ms))
+                now, then = (_growth_at(times, grown, at) for at in (at_ms, at_ms - step_ms))
                 growth = zip(COUNTERS, now, then, strict=True)
                 rates = {name: max(0.0, n - t) * 1000 / step_ms for name, n, t in growth}
             samples.append(_point(figures, before, at_ms, rates))
@@ -217,7 +219,7 @@ def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) 
     return samples
 
 
-def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
+def _total_growth(ordered: Sequence[StoredSample]) -> list[tuple[int, ...]]:
     """For each sample, return how much each counter has grown since the first sample.
 
     A reset of a counter counts as no growth.
@@ -229,7 +231,7 @@ def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
     return grown
 
 
-def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
+def _growth_at(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
     """Return how much each counter has grown from the first sample to a later time."""
     after = bisect_right(times, at_ms)
     if after == len(times):
@@ -239,7 +241,7 @@ def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int
     return [then + (now - then) * share for then, now in pairs]
 
 
-def _wait_ms(ordered: Sequence[Figures]) -> int:
+def _growth_wait_ms(ordered: Sequence[StoredSample]) -> int:
     """Return how long the counters may have grown unnoticed after the newest sample, in ms.
 
     This is about twice the time between the last two samples. It is 0 if there is only one sample,
@@ -248,13 +250,13 @@ def _wait_ms(ordered: Sequence[Figures]) -> int:
     if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
         return 0
     apart_ms = ordered[-1].at_ms - ordered[-2].at_ms
-    if apart_ms > HOLDS_MS:
+    if apart_ms > VALID_MS:
         return 0
-    return min(max(2 * apart_ms, LOOKS_LEAST_MS), LOOKS_MOST_MS)
+    return min(max(2 * apart_ms, GROWTH_WAIT_MIN_MS), GROWTH_WAIT_MAX_MS)
 
 
 def _point(
-    figures: Figures, before: Figures | None, at_ms: int, rates: Mapping[str, float]
+    figures: StoredSample, before: StoredSample | None, at_ms: int, rates: Mapping[str, float]
 ) -> Sample:
     taken: Counts = ()
     if before is not None:

@@ -116,14 +116,14 @@ class Outgoing:
 
 
 # Names of send options in other queues.
-_OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis"}
+_ALIASES = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis"}
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
     """Raise InvalidType for an unknown send option, and suggest a similar option."""
     name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
-    near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
+    near = f"; it is {_ALIASES[name]} here" if name in _ALIASES else nearest(name, names)
     raise InvalidType(f"send: there is no option {name!r}{near}; known are {', '.join(names)}")
 
 

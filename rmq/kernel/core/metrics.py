@@ -157,7 +157,7 @@ SEND_ERRORS = Metric(
     "rmq_send_errors_total", "counter", "messages", ("topic", "error"),
     "Messages whose send raised.",
 )  # fmt: skip
-IN_HAND = Metric(
+IN_FLIGHT = Metric(
     "rmq_in_hand", "gauge", "deliveries", ("topic",),
     "Deliveries that the watched workers hold: waiting, running, or about to be settled.",
 )  # fmt: skip
@@ -183,7 +183,7 @@ AUDIT_MISSING = Metric(
 )  # fmt: skip
 
 METRICS = (
-    LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, RECEIVED, LEASE_LOST,
+    LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_FLIGHT, RECEIVED, LEASE_LOST,
     DUPLICATES, CLAIM_LOST, AUDIT_MISSING,
 )  # fmt: skip
 

@@ -75,7 +75,7 @@ def check_text(value: object, field: str) -> str:
     return value
 
 
-def who(by: str | None) -> str:
+def acting_user(by: str | None) -> str:
     """Return the name of the person who acts, for the audit trail.
 
     If `by` is None, the name is user@host.
@@ -83,10 +83,10 @@ def who(by: str | None) -> str:
     Raises:
         InvalidValue, InvalidType: The name is not valid (see `check_text`).
     """
-    return _default_by() if by is None else check_text(by, "by")
+    return _default_user() if by is None else check_text(by, "by")
 
 
-def _default_by() -> str:
+def _default_user() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name

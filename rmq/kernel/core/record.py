@@ -59,7 +59,7 @@ def reference(size: int, random: bytes) -> bytes:
     return size.to_bytes(4, "big") + random
 
 
-def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
+def with_reference(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
     """Replace a large body by a reference.
 
     Return two values: the record's first four bytes with the flag for a large body, and the

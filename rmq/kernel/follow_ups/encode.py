@@ -169,7 +169,7 @@ def depth_in(headers: Mapping[str, str]) -> int:
 def _encode(target: TopicContext, delivery: InnerDelivery, out: Outgoing) -> Flow[EncodedFollowUp]:
     found: offloading.Object | None = None
     if isinstance(target.codec, Offloaded):
-        out, found = offloading.set_apart(target, target.codec, out)
+        out, found = offloading.offload(target, target.codec, out)
     message = producer.encode(target, target.settings, out)
     slot = message.slot if message.slot >= 0 else _slot_in(target, delivery)
     id = message.id or ids.make_one(slot, target.check)[0]

@@ -91,12 +91,12 @@ class StoredFollowUps(NamedTuple):
     def entries(self) -> dict[str, list[Entry]]:
         """Return the pending entries that the call has stored, by target slot."""
         by_target = {}
-        letters, number = self.reply.letters, self.reply.number
+        codes, number = self.reply.codes, self.reply.number
         for target in self.reply.targets:
             places, messages = self.follow_ups[target]
-            if "0" in letters or "c" in letters:
+            if "0" in codes or "c" in codes:
                 pairs = zip(places, messages, strict=True)
-                messages = [message for n, message in pairs if letters[n - 1] in "1d"]
+                messages = [message for n, message in pairs if codes[n - 1] in "1d"]
             by_target[target] = list(map(entry_of, range(number, number + len(messages)), messages))
             number += len(messages)
         return by_target

@@ -79,7 +79,7 @@ def args_of(follow_ups: ByTarget) -> list[Any]:
 class AckThenReply(NamedTuple):
     """The reply to the scripts `ack_then` and `reject`, which settle deliveries."""
 
-    letters: str  # a code for each delivery: 1 settled, d dead, c cancelled, 0 lost
+    codes: str  # a code for each delivery: 1 settled, d dead, c cancelled, 0 lost
     number: int  # number of the first pending entry; 0 if there is none
     claim: bytes  # claim of the caller on the targets that it sends
     targets: dict[str, str]  # n: only these entries wait; o: also older entries; w: another sends
@@ -91,7 +91,7 @@ class SendReply(NamedTuple):
     stored: int  # number of stored follow-ups, from the first on
     letter: str  # why not all are stored: p paused, f full
     earlier: int  # how many of them an earlier call has stored
-    letters: str  # a code for each later one: s stored, d duplicate; empty if all are stored
+    codes: str  # a code for each later one: s stored, d duplicate; empty if all are stored
 
     def is_new(self, position: int) -> bool:
         """Return whether this call has stored the follow-up at a position.
@@ -99,7 +99,7 @@ class SendReply(NamedTuple):
         The result is False if an earlier call has stored the follow-up, or if it was not stored.
         """
         at = position - self.earlier
-        return 0 <= at < self.stored - self.earlier and self.letters[at : at + 1] != "d"
+        return 0 <= at < self.stored - self.earlier and self.codes[at : at + 1] != "d"
 
 
 class SettleReply(NamedTuple):
@@ -137,10 +137,10 @@ def read_reply(reply: bytes) -> AckThenReply:
     The reply has one letter for each delivery. If the call stored pending entries, the reply also
     names their target slots.
     """
-    letters, *parts = reply.split(b" ")
+    codes, *parts = reply.split(b" ")
     number, claim, *targets = parts or (b"0", b"0")
     pairs = (target.decode().split("=") for target in targets)
-    return AckThenReply(letters.decode(), int(number), claim, dict(pairs))
+    return AckThenReply(codes.decode(), int(number), claim, dict(pairs))
 
 
 def ack_then(

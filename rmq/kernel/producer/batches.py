@@ -40,12 +40,12 @@ class SendBatch:
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
         self.parts: list[bytes] = []  # head and rest of each record, or arguments of scripts.merge
         self.indexes: list[int] = []  # positions of the messages and results in the send
-        self.large: dict[int, bytes] = {}  # by position: bodies large enough to be set apart
+        self.large: dict[int, bytes] = {}  # large bodies, by position
         self.bytes = 0
         self.numbers: list[int] = []  # audit number of each message, if the client has rmq.Audit
         self.sequence: SlotSequence | None = None
 
-    def set_apart(self, worth: int) -> None:
+    def extract_large(self, worth: int) -> None:
         """Move large bodies out of records if this saves enough time.
 
         A reference replaces each large body in its record. If the large bodies together have fewer
@@ -57,7 +57,7 @@ class SendBatch:
         random = os.urandom(record.RANDOM)
         for at, body in self.large.items():
             head, rest = self.parts[2 * at : 2 * at + 2]
-            head, reference = record.set_apart(head, body, random)
+            head, reference = record.with_reference(head, body, random)
             self.parts[2 * at : 2 * at + 2] = head, rest[: -len(body)] + reference
 
     def is_uniform(self) -> bool:
@@ -99,7 +99,7 @@ def make_batches(
         batch.ids = ids.make_run(batch.slot, context.check, len(batch.indexes), kept=kept)
         if staged:
             batch.large.clear()
-        batch.set_apart(context.apart_bytes)
+        batch.extract_large(context.large_bytes_min)
         if batch.given_ids:
             batch.ids = [batch.given_ids.get(position, id) for position, id in enumerate(batch.ids)]
 

@@ -42,7 +42,7 @@ def send(
     yield from opening.follow_ids(context, (out.id for out in outs if isinstance(out, Outgoing)))
     for index, out in enumerate(outs):
         if isinstance(out, Outgoing) and out.merge_key is None:
-            outs[index], found = set_apart(context, codec, out)
+            outs[index], found = offload(context, codec, out)
             if found is not None:
                 objects[index] = found
                 encode(context, context.settings, outs[index])
@@ -60,7 +60,7 @@ def send(
     return results
 
 
-def set_apart(
+def offload(
     context: TopicContext, codec: Offloaded, out: Outgoing
 ) -> tuple[Outgoing, Object | None]:
     """Encode the body of a message, and replace a large body by a reference.

@@ -47,7 +47,7 @@ class CallResults(Sequence[SendResult]):
         return len(self._ids)
 
     def __iter__(self) -> Iterator[SendResult]:
-        if self._reply.letters:
+        if self._reply.codes:
             return iter(self._list_mixed())
         stored, slot, durable = repeat("stored"), repeat(self._slot), repeat(self._durable)
         offsets = range(self._reply.offset - len(self._ids) + 1, self._reply.offset + 1)
@@ -59,7 +59,7 @@ class CallResults(Sequence[SendResult]):
     @overload
     def __getitem__(self, place: slice) -> list[SendResult]: ...
     def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
-        if self._reply.letters:
+        if self._reply.codes:
             return self._list_mixed()[place]
         if isinstance(place, slice):
             return list(self)[place]
@@ -68,15 +68,15 @@ class CallResults(Sequence[SendResult]):
 
     def _list_mixed(self) -> list[SendResult]:
         if self._mixed is None:
-            offset, letters, into = self._reply
-            offset, merged, mixed = offset - letters.count("s"), 0, []
-            for id, letter in zip(self._ids, letters, strict=True):
+            offset, codes, into = self._reply
+            offset, merged, mixed = offset - codes.count("s"), 0, []
+            for id, code in zip(self._ids, codes, strict=True):
                 target = None
-                if letter == "s":
+                if code == "s":
                     offset += 1
-                elif letter == "m":
+                elif code == "m":
                     target, merged = merged_into(id, into, merged), merged + 1
-                row = (id, STATUS[letter], self._slot, offset, target, self._durable)
+                row = (id, STATUS[code], self._slot, offset, target, self._durable)
                 mixed.append(SendResult._make(row))
             self._mixed = mixed
         return self._mixed

@@ -39,13 +39,13 @@ class SendReply(NamedTuple):
     """The reply to the scripts `send` and `merge`, which store messages."""
 
     offset: int  # acceptance number of the last message stored
-    letters: str  # s stored, m merged, d duplicate; F full, P paused; "" if all were stored
+    codes: str  # s stored, m merged, d duplicate; F full, P paused; "" if all were stored
     into: bytes = b""  # names of the messages into which messages were merged
 
     @property
     def is_paused(self) -> bool:
         """Whether the script stored nothing because sends are paused."""
-        return self.letters == "P"
+        return self.codes == "P"
 
 
 def _send_reply(reply: list[Any]) -> SendReply:
@@ -95,7 +95,7 @@ def send_one(
     whole = (head, member, headers + body if headers else body)
     if len(body) < apart:
         return _send(context, keys, session, 1, whole)
-    head, reference = record.set_apart(head, body, os.urandom(record.RANDOM))
+    head, reference = record.with_reference(head, body, os.urandom(record.RANDOM))
     write = ("HSET", keys.bodies, record.name_of(member, reference), body)
     reference = headers + reference
     return _send(context, keys, session, 1, (head, member, reference), write, lambda: whole)

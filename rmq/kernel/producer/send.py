@@ -126,19 +126,19 @@ def _send_plain(
         head, headers = record.with_headers(head, b"", headers)
     slot = next(context.spread)
     id, member = core_ids.make_one(slot, context.check)
-    session = context.sessions.take()
-    keys, apart = context.slots[slot], context.apart_bytes
+    session = context.sessions.acquire()
+    keys, apart = context.slots[slot], context.large_bytes_min
     try:
         reply = yield scripts.send_one(context, keys, session, head, member, headers, body, apart)
     except OutcomeUnknown:
         raise  # a copy may still arrive, so no other call may use this session number
     except RMQError as error:  # other exceptions, such as a time limit, leave the outcome unknown
-        context.sessions.give(session)
+        context.sessions.release(session)
         if not isinstance(error, TopicVanished):
             raise
         return SEPARATE_CALL
-    context.sessions.give(session)
-    if reply.letters:
+    context.sessions.release(session)
+    if reply.codes:
         return SEPARATE_CALL
     return SendResult(id, "stored", slot, reply.offset, None, "memory")
 
@@ -336,21 +336,21 @@ def _send_once(
         later = batches
         while later and results.refusal is None:
             now, later = _next_round(later)
-            sessions = [context.sessions.take() for _ in now]
+            sessions = [context.sessions.acquire() for _ in now]
             calls = list(map(_command, repeat(context), now, sessions))
             try:
                 yield from call(context, calls, now, results, override)
             except OutcomeUnknown:
                 raise  # a copy may still arrive, so no other call may use these session numbers
             except RMQError as error:
-                context.sessions.give(*sessions)
+                context.sessions.release(*sessions)
                 if not isinstance(error, TopicVanished):
                     raise
                 if not (yield from opening.forget_if_recreated(context, error)):
                     raise
                 results.refusal = error
             else:
-                context.sessions.give(*sessions)
+                context.sessions.release(*sessions)
             if results.unfinished:
                 later, results.unfinished = results.unfinished + later, []
     finally:
@@ -512,16 +512,16 @@ def _not_durable(
 
 def _write_results(batch: SendBatch, reply: SendReply, results: Results, level: str) -> bool:
     """Write the results of one call. Return False if the slot was full."""
-    if reply.letters == "F":
+    if reply.codes == "F":
         return False
     ids, indexes = batch.ids, batch.indexes
-    if len(indexes) == 1 and reply.letters:
-        id, status = ids[0], STATUS[reply.letters]
+    if len(indexes) == 1 and reply.codes:
+        id, status = ids[0], STATUS[reply.codes]
         target = merged_into(id, reply.into, 0) if reply.into else None
         results.put(indexes, [SendResult(id, status, batch.slot, reply.offset, target, level)])
         return True
-    if len(reply.letters) < len(indexes) and reply.letters:
-        done, batch.done = batch.done, batch.done + len(reply.letters)
+    if len(reply.codes) < len(indexes) and reply.codes:
+        done, batch.done = batch.done, batch.done + len(reply.codes)
         ids, indexes = ids[done : batch.done], indexes[done : batch.done]
         if batch.done < len(batch.indexes):
             results.unfinished.append(batch)

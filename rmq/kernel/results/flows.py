@@ -65,7 +65,7 @@ def read(context: TopicContext, ids: Iterable[Id]) -> Flow[list[ResultState]]:
 
 
 @dataclass(slots=True, eq=False)
-class Awaited:
+class AwaitedResult:
     """A message whose result a caller waits for.
 
     Attributes:
@@ -127,7 +127,7 @@ class Awaited:
         )
 
 
-def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
+def _read_all(awaited: Sequence[AwaitedResult]) -> Flow[list[ResultState]]:
     by_context: dict[TopicContext, list[int]] = {}
     for position, each in enumerate(awaited):
         by_context.setdefault(each.context, []).append(position)
@@ -138,7 +138,7 @@ def _read_all(awaited: Sequence[Awaited]) -> Flow[list[ResultState]]:
     return [states[position] for position in range(len(awaited))]
 
 
-def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
+def _read_one(signals: ResultSignals, awaited: AwaitedResult) -> Flow[ResultState]:
     """Read the state of a message.
 
     Callers that read at the same time share one call to Redis. If a shared call takes too long, its
@@ -162,7 +162,7 @@ def _read_one(signals: ResultSignals, awaited: Awaited) -> Flow[ResultState]:
     return (yield from _read_all([awaited]))[0]
 
 
-class Waiting:
+class ResultWait:
     """A caller that waits for results. All messages belong to one client.
 
     Args:
@@ -170,12 +170,12 @@ class Waiting:
         timeout: Longest wait, seconds or timedelta. None waits without limit.
     """
 
-    def __init__(self, awaited: Sequence[Awaited], timeout: Duration | None) -> None:
+    def __init__(self, awaited: Sequence[AwaitedResult], timeout: Duration | None) -> None:
         self._until = float("inf")
         if timeout is not None:
             self._until = time.monotonic() + duration_ms(timeout, "timeout", zero=True) / 1000
         self._waiter = Waiter()
-        self._left: dict[Name, list[Awaited]] = {}
+        self._left: dict[Name, list[AwaitedResult]] = {}
         for each in awaited:
             self._left.setdefault(each.name, []).append(each)
         signals = {each.signals for each in awaited}
@@ -189,7 +189,7 @@ class Waiting:
         """Number of messages that have not finished."""
         return sum(map(len, self._left.values()))
 
-    def next_finished(self) -> Flow[list[Awaited]]:
+    def next_finished(self) -> Flow[list[AwaitedResult]]:
         """Wait until at least one message has finished, and return the finished messages.
 
         A message has finished when it has ended, or if its result is not kept. The list is empty if
@@ -203,7 +203,7 @@ class Waiting:
             assert self._read_all_at is not None
             waiter.clear()
             now = time.monotonic()
-            due = set(_drained(waiter))
+            due = set(_drain_due(waiter))
             if now >= min(self._read_all_at, self._until):
                 self._read_all_at = now + AGAIN_S
                 due = set(self._left)
@@ -214,7 +214,7 @@ class Waiting:
             yield AwaitEvent(waiter, max(0.0, left_s))
         return []
 
-    def _read(self, names: Sequence[Name]) -> Flow[list[Awaited]]:
+    def _read(self, names: Sequence[Name]) -> Flow[list[AwaitedResult]]:
         due = [each for name in names for each in self._left[name]]
         if len(due) == 1 and self._signals is not None:
             states = [(yield from _read_one(self._signals, due[0]))]
@@ -232,17 +232,17 @@ class Waiting:
             self._signals.remove(self._waiter, self._left)
 
 
-def _drained(waiter: Waiter) -> Iterator[Name]:
+def _drain_due(waiter: Waiter) -> Iterator[Name]:
     while waiter.due:
         yield waiter.due.popleft()
 
 
-def wait(awaited: Awaited, timeout: Duration | None) -> Flow[MessageOutcome]:
+def wait(awaited: AwaitedResult, timeout: Duration | None) -> Flow[MessageOutcome]:
     """Wait until a message has ended, and return how it has ended.
 
-    Raises the errors of `Awaited.outcome`.
+    Raises the errors of `AwaitedResult.outcome`.
     """
-    waiting = Waiting([awaited], timeout)
+    waiting = ResultWait([awaited], timeout)
     try:
         yield from waiting.next_finished()
     finally:

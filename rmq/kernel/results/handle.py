@@ -12,7 +12,7 @@ from rmq.errors import NotFinished
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.results import flows
-from rmq.kernel.results.flows import Awaited, Waiting
+from rmq.kernel.results.flows import AwaitedResult, ResultWait
 from rmq.kernel.results.outcome import MessageOutcome, ResultState
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.single.asyncio import AsyncTransport
@@ -23,7 +23,7 @@ class HandleBase:
 
     def __init__(self, context: TopicContext, id: MessageId) -> None:
         self._context = context
-        self._awaited = Awaited(context, id)
+        self._awaited = AwaitedResult(context, id)
 
     @property
     def id(self) -> MessageId:
@@ -101,7 +101,7 @@ class AsyncCompletion:
         if not self._handles:
             return
         transport = next(iter(self._handles.values()))._transport
-        waiting = Waiting(list(self._handles), self._timeout)
+        waiting = ResultWait(list(self._handles), self._timeout)
         try:
             while waiting.left:
                 finished = await transport.run(waiting.next_finished())

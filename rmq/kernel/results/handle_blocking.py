@@ -9,7 +9,7 @@ from rmq.errors import NotFinished
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.results import flows
-from rmq.kernel.results.flows import Waiting
+from rmq.kernel.results.flows import ResultWait
 from rmq.kernel.results.handle import HandleBase
 from rmq.kernel.results.outcome import MessageOutcome, ResultState
 from rmq.kernel.topic.context import TopicContext
@@ -67,7 +67,7 @@ class Completion:
         if not self._handles:
             return
         transport = next(iter(self._handles.values()))._transport
-        waiting = Waiting(list(self._handles), self._timeout)
+        waiting = ResultWait(list(self._handles), self._timeout)
         try:
             while waiting.left:
                 finished = transport.run(waiting.next_finished())

@@ -11,13 +11,7 @@ from typing import NamedTuple
 from rmq.kernel.core import pause
 from rmq.kernel.core.keys import audit_trail_key
 from rmq.kernel.core.score import TIMED_MIN
-from rmq.kernel.core.validation import (
-    MOMENT_MOST_MS,
-    UNREADABLE,
-    Moment,
-    check_epoch_ms,
-    check_int,
-)
+from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, Moment, check_epoch_ms, check_int
 from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, server_ms
 from rmq.kernel.transport.lua.script_loader import plain
 
@@ -71,7 +65,7 @@ def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) ->
     If the name in `by` is None, the line names user@host.
     """
     now_ms = yield from server_ms("audit_trail")
-    yield from note(prefix, AuditLine(now_ms, pause.who(by), what, subject, text))
+    yield from note(prefix, AuditLine(now_ms, pause.acting_user(by), what, subject, text))
 
 
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:

@@ -78,7 +78,7 @@ class TopicContext:
         self.slots: list[SlotKeys] = []  # slots that may have messages, by index
         self.spread: Iterator[int]  # next slots for messages without a basis
         # Bodies of a call that together have at least this size are stored apart from records.
-        self.apart_bytes = record.MIN_BYTES_OF_CALL
+        self.large_bytes_min = record.MIN_BYTES_OF_CALL
 
     @property
     def is_open(self) -> bool:
@@ -109,7 +109,7 @@ class TopicContext:
         stamp = settings.slot_stamp(created)
         self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]
         # If the topic has limits for each key, a receive reads many records.
-        self.apart_bytes = record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
+        self.large_bytes_min = record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
         self.spread = slot_rotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created, self.identity = stamp, created
         self.revision = revision

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmq.kernel.core import history
-from rmq.kernel.core.history import Figures, Ring
+from rmq.kernel.core.history import Ring, StoredSample
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Command, Flow, pipeline
 from rmq.kernel.transport.lua.script_loader import plain
@@ -19,13 +19,13 @@ READ = "history"  # name in errors
 
 def stored(
     contexts: Sequence[TopicContext], rings: Sequence[Ring], earliest_ms: int, now_ms: int
-) -> Flow[list[list[Figures]]]:
+) -> Flow[list[list[StoredSample]]]:
     """Return the stored samples of each topic since a time.
 
     A ring is a list of samples of one resolution. Only the given rings are read, and a round trip
     reads all topics. The samples are not sorted, and a sample may occur twice.
     """
-    found: list[list[Figures]] = [[] for _ in contexts]
+    found: list[list[StoredSample]] = [[] for _ in contexts]
     for ring in rings:
         places = history.fields_between(ring, earliest_ms, now_ms)
         for at in range(0, len(places), PAGE):
@@ -48,7 +48,7 @@ def stored(
 
 def before(
     contexts: Sequence[TopicContext], now_ms: int, *windows_ms: int
-) -> Flow[list[tuple[Figures | None, ...]]]:
+) -> Flow[list[tuple[StoredSample | None, ...]]]:
     """Return samples of each topic: one sample for each age in `windows_ms`.
 
     For each age, the result is the newest sample that has at least this age. If all samples are
@@ -59,9 +59,9 @@ def before(
         now_ms: Current time in epoch ms, by Redis' clock.
         windows_ms: Ages in ms.
     """
-    earliest_ms = now_ms - max(windows_ms) - history.HOLDS_MS
+    earliest_ms = now_ms - max(windows_ms) - history.VALID_MS
     found = yield from stored(contexts, history.RINGS, earliest_ms, now_ms)
     return [
-        tuple(history.so_old(samples, now_ms - window_ms) for window_ms in windows_ms)
+        tuple(history.newest_until(samples, now_ms - window_ms) for window_ms in windows_ms)
         for samples in found
     ]

@@ -71,7 +71,7 @@ class LocateReply(NamedTuple):
     newest: int  # acceptance number of the slot's newest message
     waiting: int
     in_flight: int
-    letters: str  # s waiting, p in flight, d dead, m moved to another topic, g gone
+    codes: str  # s waiting, p in flight, d dead, m moved to another topic, g gone
 
 
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:

@@ -58,14 +58,14 @@ class ReplaySessions:
     @contextmanager
     def borrowed(self) -> Iterator[ReplaySession]:
         """Provide a session, with its next number, for one command in a `with` block."""
-        session = self.take()
+        session = self.acquire()
         try:
             yield session
         finally:
-            self.give(session)
+            self.release(session)
 
-    def take(self) -> ReplaySession:
-        """Return a session, with its next number, for one command. Give it back with `give`."""
+    def acquire(self) -> ReplaySession:
+        """Return a session, with its next number, for one command. Give it back with `release`."""
         if self._generation != process.generation:
             self._start()
         try:
@@ -76,7 +76,7 @@ class ReplaySessions:
         session.call = b"%s %d" % (session.name, session.number)
         return session
 
-    def give(self, *sessions: ReplaySession) -> None:
+    def release(self, *sessions: ReplaySession) -> None:
         """Make sessions available for other commands, after the replies have arrived."""
         for session in sessions:
             if session.name.startswith(self._stem, 1):

@@ -106,7 +106,7 @@ def _locate(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Locate
     )
     for (_, page), reply in zip(pages, replies, strict=True):
         idle = not reply.waiting and not reply.in_flight
-        for at, letter in zip(page, reply.letters, strict=True):
+        for at, letter in zip(page, reply.codes, strict=True):
             located[at] = Located(_PLACES.get(letter), reply.newest, idle, letter == "m")
     return located
 

@@ -212,7 +212,7 @@ class TopicFeed:
         leases = self.tracker.numbers()
         if not leases:
             return
-        if self.state.credits.standing:  # a hand-over may be on its way
+        if self.state.credits.by_slot:  # a hand-over may be on its way
             self._withdraw_credit()
             self.state.ready_at[0] = 0.0
         release = rollback.release_orphans(self.context, leases, self.flows.has_delivery)
@@ -311,7 +311,7 @@ class TopicFeed:
 
         If `channel` is b"", receive no handed-over messages.
         """
-        if self.state.credits.standing:
+        if self.state.credits.by_slot:
             self.state.credits.in_doubt = True
             self.state.ready_at[0] = 0.0
         self.own_channel = own_channel
@@ -324,7 +324,7 @@ class TopicFeed:
         Return whether the credit (the request for a hand-over) in Redis is used up.
         """
         get = partial(receive.receive_handed_over, self.state)
-        return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.standing
+        return bool(self._receive_by(BATCH_MAX, get)) and not self.state.credits.by_slot
 
     def renew_credit(self) -> None:
         """Let the next receive call renew the credit (the request for a hand-over) in Redis.
@@ -340,7 +340,7 @@ class TopicFeed:
         """Withdraw the credit (the request for a hand-over), and accept no more hand-overs."""
         try:
             self.state.until = 0.0
-            if self.state.credits.standing:
+            if self.state.credits.by_slot:
                 self._withdraw_credit()
         finally:
             self.subscription.wait = self.subscription.connection = None

@@ -230,7 +230,7 @@ class Fetcher:
         """
         self._poll_at = now + POLL_S
         for feed in list(self._by_own_channel.values()):
-            if feed.state.credits.standing:
+            if feed.state.credits.by_slot:
                 feed.renew_credit()
                 self._due.schedule(feed)
         for feed in self._feeds:

@@ -131,7 +131,7 @@ def job_start(
     if expected is not None:
         check_int(expected, "expected", 0, 2**53)
     given = check_conditions(known, conditions)
-    who = pause.who(by)
+    who = pause.acting_user(by)
     yield from opening.ensure_open(context, create=False)
     yield from opening.follow_ids(context, given.get("ids", ()))
     for id in given.get("ids", ()):
@@ -295,7 +295,7 @@ def job_stop(prefix: str, id: str, by: str | None) -> Flow[bool]:
 def _change(
     prefix: str, id: str, by: str | None, what: str, command: Command[JobReply]
 ) -> Flow[bool]:
-    who = pause.who(by)
+    who = pause.acting_user(by)
     reply = yield command
     if reply.state < 0:
         raise JobNotFound(f"there is no job {id}, or it ended more than 7 days ago; see rmq job ls")

@@ -270,7 +270,7 @@ class Replay:
             arrivals = [arrival for _, arrival in group]
             answer = yield from redrive_to.send(self._target, slot, arrivals, notes_refusals=False)
             key = redrive_to.keys_of(self._target, slot).arrivals
-            for (place, arrival), letter in zip(group, answer.letters, strict=True):
+            for (place, arrival), letter in zip(group, answer.codes, strict=True):
                 letters[place] = "1" if letter == "s" else letter
                 if letter == "s":
                     self._stored[key, answer.now_ms].append(arrival.entry)

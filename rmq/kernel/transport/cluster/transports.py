@@ -22,16 +22,16 @@ class ClusterTransport(ClusterDriver):
 
     uses_shard_channels = True
 
-    def _brief(self, timeout_s: float) -> Transport:
-        brief = copy.copy(self)
-        brief.retry_for, brief.timeout_s = 0.0, timeout_s
-        brief._connector = self._connector.with_timeout(timeout_s)
-        brief._cluster = brief._new_commands()
-        brief._pools = brief._new_pools()
-        brief._pools.base_epoch = self.epoch  # the flow may still read from its subscription
-        return brief
+    def _temporary(self, timeout_s: float) -> Transport:
+        temporary = copy.copy(self)
+        temporary.retry_for, temporary.timeout_s = 0.0, timeout_s
+        temporary._connector = self._connector.with_timeout(timeout_s)
+        temporary._cluster = temporary._new_commands()
+        temporary._pools = temporary._new_pools()
+        temporary._pools.base_epoch = self.epoch  # the flow may still read from its subscription
+        return temporary
 
-    def _end_brief(self) -> None:
+    def _close_temporary(self) -> None:
         self._pools.close()
 
     def add_channel(self, subscribed: SubscribedConnection, channel: bytes) -> bool:

@@ -123,8 +123,8 @@ class NodeExchange:
         node: The node.
         packed: The commands, as the bytes to send.
         count: Number of commands.
-        is_brief: Whether to wait only ANSWER_S seconds, because the caller can continue with other
-            nodes.
+        is_brief: Whether to wait only ANSWER_S seconds, because the caller can continue
+            with other nodes.
         late: Whether the reply may take long, for example because the server waits for replicas.
     """
 

@@ -42,7 +42,7 @@ from rmq.kernel.transport.flow.steps import Coalesce, Command
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for longer is checked by PING before its use
 CHECK_S = 2.0  # longest wait for the reply to that PING, or the client's timeout if it is shorter
-LOOK_S = 0.1  # interval at which a waiting caller looks for a free connection itself
+FREE_CHECK_S = 0.1  # interval at which a waiting caller looks for a free connection itself
 # A master that was frozen for longer than this may have been replaced, and not know it yet. Its
 # late replies count only if it is still the master.
 SLOW_S = 0.5
@@ -320,7 +320,7 @@ class Pool(_PoolState):
                 # An interrupted thread may have given a connection back without `_serve`.
                 self._serve()
                 left_s = until - time.monotonic()
-                if waiter.wait(min(left_s, LOOK_S)) or left_s <= 0:
+                if waiter.wait(min(left_s, FREE_CHECK_S)) or left_s <= 0:
                     break
         except BaseException:
             pooled = waiter.end()
@@ -518,7 +518,7 @@ class AsyncPool(_PoolState):
             async with asyncio.timeout(self._wait_s):
                 while not waiter.done():
                     self._serve()  # an interrupted task may not have called it
-                    await asyncio.wait((waiter,), timeout=LOOK_S)
+                    await asyncio.wait((waiter,), timeout=FREE_CHECK_S)
                 return waiter.result()
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():

@@ -163,28 +163,28 @@ class Transport(Driver):
 
     def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
         """Release the messages of an interrupted flow, within HAND_BACK_S seconds."""
-        brief = self._brief(min(HAND_BACK_S, self.timeout_s))
+        temporary = self._temporary(min(HAND_BACK_S, self.timeout_s))
         try:
-            return brief.run(flow, error)
+            return temporary.run(flow, error)
         except Exception as failure:
             raise error from failure
         finally:
-            brief._end_brief()
+            temporary._close_temporary()
 
-    def _brief(self, timeout_s: float) -> Transport:
+    def _temporary(self, timeout_s: float) -> Transport:
         """Return a transport to the same server, with its own connections and without retries.
 
-        The caller closes these connections with `_end_brief`.
+        The caller closes these connections with `_close_temporary`.
         """
-        brief = copy.copy(self)
-        brief.retry_for, brief.timeout_s = 0.0, timeout_s
-        brief._connector = self._connector.with_timeout(timeout_s)
-        brief._server = ServerCommands(self.address, 0.0, timeout_s, self._server.loaded)
-        pool = brief._pool = brief._new_pool()
+        temporary = copy.copy(self)
+        temporary.retry_for, temporary.timeout_s = 0.0, timeout_s
+        temporary._connector = self._connector.with_timeout(timeout_s)
+        temporary._server = ServerCommands(self.address, 0.0, timeout_s, self._server.loaded)
+        pool = temporary._pool = temporary._new_pool()
         pool.epoch = self._pool.epoch  # the flow may still read from its subscription
-        return brief
+        return temporary
 
-    def _end_brief(self) -> None:
+    def _close_temporary(self) -> None:
         self._pool.close()
 
     def _own_step(self, step: Step) -> Any:

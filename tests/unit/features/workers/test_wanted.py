@@ -12,14 +12,9 @@ from hypothesis import assume, given, strategies as st
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.features.workers.reporter import _MeanRun
-from rmq.features.workers.status import (
-    HandlerStatus,
-    WorkerStatus,
-    read_status,
-    write_status,
-)
+from rmq.features.workers.status import HandlerStatus, WorkerStatus, read_status, write_status
 from rmq.features.workers.wanted import check_bounds, processes, wanted
-from rmq.kernel.core.history import COUNTERS, LEVELS, Figures
+from rmq.kernel.core.history import COUNTERS, LEVELS, StoredSample
 from rmq.kernel.core.slo import Slo
 
 
@@ -32,8 +27,8 @@ def worker(
     )
 
 
-def figures(at_s: float = 0, **counts: int) -> Figures:
-    return Figures(
+def figures(at_s: float = 0, **counts: int) -> StoredSample:
+    return StoredSample(
         round(at_s * 1000), 0, tuple(counts.get(name, 0) for name in LEVELS),
         tuple(counts.get(name, 0) for name in COUNTERS),
     )  # fmt: skip
@@ -89,7 +84,9 @@ def test_where_no_run_has_ended_it_is_as_many_as_run() -> None:
 
 
 @pytest.mark.parametrize("before", [None, figures(95)])
-def test_where_the_arrival_is_not_known_it_is_not_fewer_than_run(before: Figures | None) -> None:
+def test_where_the_arrival_is_not_known_it_is_not_fewer_than_run(
+    before: StoredSample | None,
+) -> None:
     workers = [worker()] * 4
     few = wanted("t", None, figures(100, priority=1), [before], workers)
     many = wanted("t", None, figures(100, priority=60_000), [before], workers)

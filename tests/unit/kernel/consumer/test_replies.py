@@ -26,7 +26,7 @@ def settling() -> Settling[str]:
         return Command(None, [keys.slot], [session.call], str)  # type: ignore[arg-type]
 
     leases = Leases.of([Lease(slot, b"%d" % slot, 1.0) for slot in range(3)])
-    return Settling(context, leases, build, settle._LETTERS, None)
+    return Settling(context, leases, build, settle._CODES, None)
 
 
 def answer(flow: Any, *replies: Any) -> tuple[Any, Any]:

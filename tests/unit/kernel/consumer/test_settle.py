@@ -99,7 +99,7 @@ def test_the_session_is_free_again_after_the_reply() -> None:
     settling = settle.ack(topic, leases(0))
     assert answer(settling, "1") == ("1", None)
 
-    assert topic.sessions.take().number == 2
+    assert topic.sessions.acquire().number == 2
 
 
 def test_new_deadlines_tell_lost_and_unknown_leases_apart() -> None:

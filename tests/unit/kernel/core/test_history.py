@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rmq.kernel.core import history
-from rmq.kernel.core.history import COUNTERS, LEVELS, RINGS, Figures
+from rmq.kernel.core.history import COUNTERS, LEVELS, RINGS, StoredSample
 
 T0 = 1_790_000_000_000 // 600_000 * 600_000
 
 
-def figures(at_ms: int, accepted: int = 0, due: int = 0, due_since_ms: int = 0) -> Figures:
+def figures(at_ms: int, accepted: int = 0, due: int = 0, due_since_ms: int = 0) -> StoredSample:
     counts = dict.fromkeys((*LEVELS, *COUNTERS), 0) | {"accepted": accepted, "due": due}
     late_ms = at_ms - due_since_ms if due_since_ms else 0
-    return history.figures_of(counts | {"now_ms": at_ms, "late_ms": late_ms})
+    return history.stored_sample(counts | {"now_ms": at_ms, "late_ms": late_ms})
 
 
 def test_figures_are_read_as_they_were_written_and_a_later_version_may_add_some() -> None:
@@ -37,7 +37,7 @@ def test_what_cannot_be_read_is_no_sample(stored: bytes) -> None:
 def test_a_ring_never_has_more_fields_than_places() -> None:
     for ring in RINGS:
         steps = random.Random(1).sample(range(10**7), 20_000)
-        assert len({ring.field(T0 + step * ring.step_ms) for step in steps}) == ring.places
+        assert len({ring.field(T0 + step * ring.step_ms) for step in steps}) == ring.size
     places = [ring.field(T0) for ring in RINGS]
     assert len(set(places)) == len(RINGS), "rings share no field"
 
@@ -47,7 +47,7 @@ def test_places_between_two_moments_go_back_as_far_as_the_ring() -> None:
     assert history.fields_between(ring, T0, T0) == [ring.field(T0)]
     assert len(history.fields_between(ring, T0 - 25_000, T0)) == 4
     everything = history.fields_between(ring, 0, T0)
-    assert len(everything) == len(set(everything)) == ring.places
+    assert len(everything) == len(set(everything)) == ring.size
 
 
 def test_points_have_the_last_figures_before_them_and_rates_of_the_time_between_samples() -> None:
@@ -103,7 +103,7 @@ def test_an_even_flow_is_an_even_rate_however_far_apart_the_looks_are(seed: int)
 
 
 @given(
-    gaps_ms=st.lists(st.integers(1, history.HOLDS_MS), min_size=1, max_size=40),
+    gaps_ms=st.lists(st.integers(1, history.VALID_MS), min_size=1, max_size=40),
     grown=st.lists(st.integers(0, 10**9), min_size=40, max_size=40),
     step_ms=st.sampled_from([10_000, 60_000, 600_000, 3_600_000]),
 )
@@ -117,7 +117,7 @@ def test_rates_times_the_step_add_up_to_what_the_counter_grew_by(
         found.append(figures(found[-1].at_ms + gap_ms, counter))
     end_ms = -(-found[-1].at_ms // step_ms) * step_ms
     while found[-1].at_ms < end_ms:  # it stands still until the next point
-        found.append(figures(min(found[-1].at_ms + history.SAME_MS, end_ms), counter))
+        found.append(figures(min(found[-1].at_ms + history.UNCHANGED_MS, end_ms), counter))
 
     points = history.points(found, begin_ms + step_ms, end_ms, step_ms)
 
@@ -137,7 +137,7 @@ def test_where_nobody_looked_for_too_long_there_is_no_point_and_no_rate_after_it
 
     points = history.points(found, T0, late_ms + 20_000, 10_000)
 
-    assert len(points) == history.HOLDS_MS // 10_000 + 1 + 3
+    assert len(points) == history.VALID_MS // 10_000 + 1 + 3
     gap = [point for point in points if point.at.timestamp() * 1000 >= late_ms]
     assert [point.rates.get("accepted") for point in gap] == [None, 0, 0]
 

@@ -26,7 +26,7 @@ DIFFERENT = {
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
 ONLY_FOR_THREADS = {
-    "url", "_brief", "_end_brief", "add_channel",
+    "url", "_temporary", "_close_temporary", "add_channel",
     "is_current",
 }  # fmt: skip
 # Tasks share connections. Whether a pool belongs to this process is an attribute for threads.
