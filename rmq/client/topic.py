@@ -105,6 +105,7 @@ class TopicBase:
 
         Use `@topic.handler`, or with options `@topic.handler(concurrency=16)`. A topic may have a
         handler for each type of message, and a handler without `type` for all other messages.
+        Durations are in seconds or a timedelta.
 
         Args:
             concurrency: Maximum number of runs at a time. A plain function runs in threads (default
@@ -216,7 +217,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Args:
             durability: "memory", rmq.Replicated(...) or rmq.Fsync(...). Default: the topic's
                 setting.
-            timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
+            timeout: Longest wait for room if the topic's overflow is "block", in seconds or as a
+                timedelta. Default: 30 s.
 
         Guarantee:
             After this call returns, the message is in Redis with the requested durability. If the
@@ -353,8 +355,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a consumer of this topic, for `async with`.
 
         Args:
-            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h. Default: the
-                topic's setting.
+            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h, in seconds or as a
+                timedelta. Default: the topic's setting.
             mode: With "at_least_once", you settle each delivery, for example by ack. With
                 "at_most_once", a message is settled before it is delivered. The message is lost if
                 the process dies before you have handled it, or if the reply of Redis is missing for
@@ -387,9 +389,10 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
                 checkpoint.
             owner: Name of the process that runs the query now. Other owners are refused.
-            lease: Time without a renewal after which the messages go back to the queue, 1 s to 12
-                h.
-            owner_lease: Time after the owner's last call during which other owners are refused.
+            lease: Time without a renewal after which the messages go back to the queue, in seconds
+                or as a timedelta, 1 s to 12 h.
+            owner_lease: Time after the owner's last call during which other owners are refused, in
+                seconds or as a timedelta.
             exact: Whether you settle a batch only if readers have received all its messages. If
                 True, you can still settle messages whose lease has expired, see
                 `AsyncQuery.settle`.
@@ -403,9 +406,10 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Return a store for messages that you publish together later. See `rmq.AsyncStage`.
 
         Args:
-            name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
+            name: Name that is used only once, 1 to 200 characters (A-Z a-z 0-9 . _ : -). Default: a
                 random name.
-            keep: Time for which unpublished messages are kept after the last push, 1 s to 30 days.
+            keep: Time for which unpublished messages are kept after the last push, in seconds or as
+                a timedelta, 1 s to 30 days.
             late: Whether to accept messages whose due time passed more than a year ago.
         """
         return AsyncStage(self._transport, flows_of(self._context, name, keep, late))
@@ -430,7 +434,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
                 next call publishes the stages of the interrupted call, and deletes the stages that
                 you pass to it. If this batch or a later batch was already published, the stages
                 that you pass are deleted.
-            timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
+            timeout: Longest wait for room if the topic's overflow is "block", in seconds or as a
+                timedelta. Default: 30 s.
 
         Guarantee:
             If a call is interrupted, repeat it. The repeated call continues the work, and each

@@ -97,7 +97,8 @@ class Topic(TopicBase, Schedules):
         Args:
             durability: "memory", rmq.Replicated(...) or rmq.Fsync(...). Default: the topic's
                 setting.
-            timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
+            timeout: Longest wait for room if the topic's overflow is "block", in seconds or as a
+                timedelta. Default: 30 s.
 
         Guarantee:
             After this call returns, the message is in Redis with the requested durability. If the
@@ -234,8 +235,8 @@ class Topic(TopicBase, Schedules):
         """Return a consumer of this topic, for `with`.
 
         Args:
-            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h. Default: the
-                topic's setting.
+            lease: Time until an unsettled delivery is rolled back, 1 s to 12 h, in seconds or as a
+                timedelta. Default: the topic's setting.
             mode: With "at_least_once", you settle each delivery, for example by ack. With
                 "at_most_once", a message is settled before it is delivered. The message is lost if
                 the process dies before you have handled it, or if the reply of Redis is missing for
@@ -268,9 +269,10 @@ class Topic(TopicBase, Schedules):
             run: Name of the query, 32 hex digits. Keep the name as long as you keep the query's
                 checkpoint.
             owner: Name of the process that runs the query now. Other owners are refused.
-            lease: Time without a renewal after which the messages go back to the queue, 1 s to 12
-                h.
-            owner_lease: Time after the owner's last call during which other owners are refused.
+            lease: Time without a renewal after which the messages go back to the queue, in seconds
+                or as a timedelta, 1 s to 12 h.
+            owner_lease: Time after the owner's last call during which other owners are refused, in
+                seconds or as a timedelta.
             exact: Whether you settle a batch only if readers have received all its messages. If
                 True, you can still settle messages whose lease has expired, see
                 `Query.settle`.
@@ -284,9 +286,10 @@ class Topic(TopicBase, Schedules):
         """Return a store for messages that you publish together later. See `rmq.Stage`.
 
         Args:
-            name: Name that is used only once: 1 to 200 characters of A-Z a-z 0-9 . _ : - Default: a
+            name: Name that is used only once, 1 to 200 characters (A-Z a-z 0-9 . _ : -). Default: a
                 random name.
-            keep: Time for which unpublished messages are kept after the last push, 1 s to 30 days.
+            keep: Time for which unpublished messages are kept after the last push, in seconds or as
+                a timedelta, 1 s to 30 days.
             late: Whether to accept messages whose due time passed more than a year ago.
         """
         return Stage(self._transport, flows_of(self._context, name, keep, late))
@@ -311,7 +314,8 @@ class Topic(TopicBase, Schedules):
                 next call publishes the stages of the interrupted call, and deletes the stages that
                 you pass to it. If this batch or a later batch was already published, the stages
                 that you pass are deleted.
-            timeout: Longest wait for room if the topic's overflow is "block"; default 30 s.
+            timeout: Longest wait for room if the topic's overflow is "block", in seconds or as a
+                timedelta. Default: 30 s.
 
         Guarantee:
             If a call is interrupted, repeat it. The repeated call continues the work, and each

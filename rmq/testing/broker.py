@@ -332,8 +332,8 @@ class Broker:
             body: Expected body, or a function that returns whether a body matches.
             count: Expected number of matching messages. Default: at least one.
             priority: Expected priority.
-            due_in: Expected time until the message is due, by the broker's clock. 0 means that the
-                message is due now.
+            due_in: Expected time until the message is due, by the broker's clock, in seconds or as
+                a timedelta. 0 means that the message is due now.
             within: Tolerance of `due_in`, in seconds or as a timedelta.
             headers: Headers that the message must contain.
             merge_key: Expected merge key.

@@ -101,8 +101,8 @@ class Worker:
         concurrency: Maximum number of handlers that run at the same time in this process. With
             None, at most 64 threads and 1000 tasks run. If a handler has a larger `concurrency`,
             this larger number is the limit.
-        watchdog: Time without progress after which `run` ends with exit code 70, or None for no
-            limit.
+        watchdog: Time without progress after which `run` ends with exit code 70, in seconds or as a
+            timedelta, or None for no limit.
         heartbeat: "process" renews leases in a process that handlers cannot block. "thread" renews
             leases in a thread.
         schedules: Whether the worker sends the messages of its topics' schedules (`Topic.every`).
@@ -110,9 +110,9 @@ class Worker:
             adds a random part of up to 10 %, so that processes do not stop at the same time.
         max_memory: Number of bytes of resident memory above which `run` stops, or None for no
             limit.
-        timeout_kill: Time for which a handler may continue to run after its max_runtime, or None
-            for no limit. After this time, the worker releases all other deliveries, and `run` ends
-            with exit code 70.
+        timeout_kill: Time for which a handler may continue to run after its max_runtime, in seconds
+            or as a timedelta, or None for no limit. After this time, the worker releases all other
+            deliveries, and `run` ends with exit code 70.
 
     Raises:
         ConfigurationError: No handler is registered, or a named topic has no handler.

@@ -80,7 +80,8 @@ class Audit(Interceptor):
     Args:
         every: Interval between two audits of a topic, in seconds or as a timedelta. One worker of
             the topic does each audit. Default: workers do not audit.
-        older_than: Minimum time since a message was accepted. Younger messages are not reported.
+        older_than: Minimum time since a message was accepted, in seconds or as a timedelta. Younger
+            messages are not reported.
         on_missing: Function that is called with the result of an audit that found missing messages.
 
     Attributes:

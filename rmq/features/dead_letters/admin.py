@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncDeadLetterAdmin(AsyncAdminPart):
-    """Lists, redrives, purges and restores dead letters."""
+    """Lists, changes, redrives, purges and restores dead letters."""
 
     async def redrive(
         self,

@@ -21,7 +21,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class DeadLetterAdmin(AdminPart):
-    """Lists, redrives, purges and restores dead letters."""
+    """Lists, changes, redrives, purges and restores dead letters."""
 
     def redrive(
         self,

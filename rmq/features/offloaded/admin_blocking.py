@@ -15,16 +15,18 @@ class OffloadedAdmin(AdminPart):
     def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False
     ) -> SweepResult:
-        """Remove stored bodies (objects) that no message refers to. Return their number.
+        """Remove the stored bodies (objects) of a topic that no message refers to.
+
+        Return their number and their total size.
 
         Such an object remains if a send stores the object and then stops before it stores the
         message. This method reads the records of all topics, in all queues.
 
         Args:
             topic: Name of the topic.
-            older: Minimum age of an object to remove, at least an hour, by the sender's clock. The
-                minimum must be longer than the `timeout` of your sends, because a younger object
-                may belong to an unfinished send.
+            older: Minimum age of an object to remove, in seconds or as a timedelta, at least an
+                hour, by the sender's clock. The minimum must be longer than the `timeout` of your
+                sends, because a younger object may belong to an unfinished send.
             dry_run: Whether to only count the objects.
 
         Raises:

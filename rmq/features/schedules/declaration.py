@@ -98,12 +98,12 @@ class Declaring(Generic[ScheduleT]):
             name: Unique name in the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
             cron: Cron expression with minute, hour, day of month, month and day of week, for
                 example "0 6 * * mon-fri". It needs rmq[schedule]. Pass either `cron` or `every`.
-            every: Interval between the times, at least 0.1 s. The times are multiples of the
-                interval since 1970-01-01 in UTC.
+            every: Interval between the times, in seconds or as a timedelta, at least 0.1 s. The
+                times are multiples of the interval since 1970-01-01 in UTC.
             tz: Time zone of `cron`, for example "Europe/Berlin". Default: UTC.
-            jitter: Maximum delay of a message after its time, shorter than `every` and at most a
-                day. RMQ computes the delay from the schedule's name and the time, so all schedulers
-                use the same delay.
+            jitter: Maximum delay of a message after its time, in seconds or as a timedelta. It must
+                be shorter than `every` and at most a day. RMQ computes the delay from the
+                schedule's name and the time, so all schedulers use the same delay.
             catch_up: Whether to send the messages of missed times later. A time is missed if no
                 scheduler ran in the 10 s after this time. "skip" sends no message for missed times.
                 "last" sends the message of the last missed time, unless the message of a later time

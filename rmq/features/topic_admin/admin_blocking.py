@@ -242,8 +242,9 @@ class TopicAdmin(AdminPart):
             since: Start of the period: seconds or a timedelta before now, or an aware datetime. RMQ
                 keeps a sample every 10 s for an hour, every minute for a day, and every ten minutes
                 for a week.
-            step: Time between two samples, a multiple of 10 s. Default: 10 s for up to an hour, a
-                minute for up to a day, ten minutes for up to a week.
+            step: Time between two samples, in seconds or as a timedelta, a multiple of 10 s.
+                Default: 10 s for up to an hour, a minute for up to a day, ten minutes for up to a
+                week.
 
         Guarantee:
             The figures of a sample are from the last reading at or before its time `at`. Rates

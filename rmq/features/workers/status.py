@@ -60,7 +60,7 @@ class HandlerRun:
         topic: Topic of the message.
         handler: Name of the handler's function.
         since: Start of the run.
-        seconds: Duration of the run until the report.
+        seconds: Duration of the run until the report, in seconds.
         cancelled_s: Seconds since the cancellation of the delivery was requested, or None. Always
             None for a batch, because a batch is not interrupted.
     """

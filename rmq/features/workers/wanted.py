@@ -45,7 +45,7 @@ class WorkersWanted:
         run_s: Mean time for which a message occupies an executor. Recent runs have more weight.
             None if unknown.
         backlog: Number of messages that consumers may receive now.
-        work_off_s: Time in which the workers should finish the backlog.
+        work_off_s: Time in which the workers should finish the backlog, in seconds.
         executors_per_process: Executors of a process that handles the topic, or None if there is no
             such process.
         unknown: Unknown terms and assumptions. May be empty.

@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
             means that the message ends because somebody requested its cancellation. "lost" means
             that the delivery's lease has expired. "own" means that the handler itself has settled
             the delivery.
-        seconds: Duration of the handler's run.
+        seconds: Duration of the handler's run, in seconds.
         error: Exception that the handler raised, or None.
     """
 

@@ -52,14 +52,14 @@ class Outgoing:
             cost.
         extend: Whether every merge restarts the wait of `time_range`. The total wait is at most
             `max_wait`.
-        max_wait: Longest wait of a message that merges, from the arrival of its first body. You
-            must give it with `extend`.
+        max_wait: Longest wait of a message that merges, from the arrival of its first body, seconds
+            or timedelta. You must give it with `extend`.
         slot_basis: Text that selects the slot of the topic. Messages with the same basis are in the
             same slot, and so in order. Default: the merge key. Without a merge key, RMQ chooses a
             slot.
         headers: At most 32 names and values of type str, at most 4 KiB in total.
-        expires: Time after the due time within which the message may be delivered. Default: the
-            topic's setting.
+        expires: Time after the due time within which the message may be delivered, seconds or
+            timedelta. Default: the topic's setting.
         id: Id of the message. Give it to repeat an earlier send. Default: a new id. RMQ recognizes
             a repeated send while the message exists. RMQ recognizes some ids for the topic's
             `dedup_window` after the message is settled: ids from `new_id`, from the outbox, and

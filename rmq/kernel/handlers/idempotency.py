@@ -100,7 +100,8 @@ class Claims:
             deliveries: Deliveries of one consumer, as `receive` returned them. The result omits
                 lost deliveries.
             key: Business key, as in `idempotent`.
-            ttl: Time for which a key is remembered, as in `idempotent`.
+            ttl: Time for which a key is remembered, in seconds or as a timedelta, as in
+                `idempotent`.
 
         Raises:
             InvalidKey: A delivery has no usable key. No delivery was claimed or settled.

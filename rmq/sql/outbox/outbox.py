@@ -153,7 +153,7 @@ class Outbox(Confirming, Repair):
                 it.
             topic: Name of the topic.
             body: Value that the codec can encode.
-            delay: Delay from now, by the database's clock.
+            delay: Delay from now, by the database's clock, in seconds or as a timedelta.
             codec: Codec, as in `Client.topic`.
             confirm: Whether a consumer confirms the message (see docs/outbox.md). If false, the
                 message counts as confirmed when Redis has stored it.

@@ -19,7 +19,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class AsyncJobAdmin(AsyncAdminPart):
-    """Starts, lists, pauses and stops jobs."""
+    """Starts, lists, pauses, resumes and stops jobs. Reads the audit trail."""
 
     async def job_start(
         self,

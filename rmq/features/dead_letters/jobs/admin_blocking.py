@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Progress
 
 
 class JobAdmin(AdminPart):
-    """Starts, lists, pauses and stops jobs."""
+    """Starts, lists, pauses, resumes and stops jobs. Reads the audit trail."""
 
     def job_start(
         self,
