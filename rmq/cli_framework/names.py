@@ -20,7 +20,7 @@ else:  # generic from click 8.2 on, and for type checkers only
     ParamType = click.ParamType
 
 ANSWER_S = 0.15  # limit for one command, since the user is waiting
-MOST = 100  # maximum number of suggestions
+SUGGESTIONS_MAX = 100  # maximum number of suggestions
 READ = 50  # messages that are read for ids
 
 Read = Callable[[CommonOptions, click.Context], Iterable[tuple[str, str]]]
@@ -46,7 +46,7 @@ def choices(ctx: click.Context, incomplete: str, read: Read) -> list[CompletionI
         ]
     except Exception:  # any error, even of a half-typed --url: completion must stay silent
         return []
-    return found[:MOST]
+    return found[:SUGGESTIONS_MAX]
 
 
 def _client(options: CommonOptions) -> rmq.Client:

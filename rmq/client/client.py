@@ -28,7 +28,7 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.results import BATCH_MARK, Results
 from rmq.kernel.core.sequence import ProducerSequence
 from rmq.kernel.core.settings import TopicSettings
-from rmq.kernel.core.steps import ENTRY_BYTES, ENTRY_MOST, check_event_key, encode_event
+from rmq.kernel.core.steps import ENTRY_BYTES, ENTRY_MAX, check_event_key, encode_event
 from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.events.flows import EVENT_KEEP, SignalResult, signal
@@ -144,7 +144,7 @@ class ClientBase:
             if not isinstance(results, Results):
                 raise InvalidType(f"results: {type(results).__name__}; give rmq.Results(keep=...)")
             context.keep_s = results.seconds
-        context.step_bytes = check_int(step_bytes, "step_bytes", 0, ENTRY_MOST)
+        context.step_bytes = check_int(step_bytes, "step_bytes", 0, ENTRY_MAX)
         context.siblings, context.result_signals = self._contexts, self._result_signals
         self._contexts.add(context)
         return context

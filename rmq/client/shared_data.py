@@ -17,7 +17,7 @@ from rmq.kernel.core.keys import check_name, shared_key
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.transport.flow.steps import POLL_S, AwaitSignal, Flow, Subscription
 
-POP_MOST = 1000  # values of one call of `pop`
+POP_MAX = 1000  # values of one call of `pop`
 
 
 class Published(NamedTuple):
@@ -238,7 +238,7 @@ class AsyncSharedData:
 
     async def pop(self, name: str, max_values: int = 1) -> list[bytes]:
         """Remove up to 1000 of the oldest values of a list, and return them."""
-        most = check_int(max_values, "max_values", 1, POP_MOST)
+        most = check_int(max_values, "max_values", 1, POP_MAX)
         return list(await self._raw("pop", "LPOP", self._key("list", name), most) or ())
 
     async def length(self, name: str) -> int:

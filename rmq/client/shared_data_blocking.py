@@ -7,7 +7,7 @@ from functools import partial
 
 from rmq.client.client import parts_of
 from rmq.client.client_blocking import Client
-from rmq.client.shared_data import POP_MOST, ChannelSubscription, Published, receive_flow
+from rmq.client.shared_data import POP_MAX, ChannelSubscription, Published, receive_flow
 from rmq.kernel.core.keys import check_name, shared_key
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 
@@ -140,7 +140,7 @@ class SharedData:
 
     def pop(self, name: str, max_values: int = 1) -> list[bytes]:
         """Remove up to 1000 of the oldest values of a list, and return them."""
-        most = check_int(max_values, "max_values", 1, POP_MOST)
+        most = check_int(max_values, "max_values", 1, POP_MAX)
         return list(self._raw("pop", "LPOP", self._key("list", name), most) or ())
 
     def length(self, name: str) -> int:

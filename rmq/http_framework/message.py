@@ -15,7 +15,7 @@ from rmq.http_framework.operation import RequestContext, read_cursor, write_curs
 from rmq.http_framework.principal import sees_bodies
 from rmq.http_framework.problems import ApiError
 from rmq.http_framework.requests import (
-    LIMIT_MOST,
+    LIMIT_MAX,
     Answer,
     DeadQuery,
     LeasesQuery,
@@ -134,7 +134,7 @@ async def page_of(
     walked = 0
     while True:
         cursor = None if position.score is None else Cursor(position.score, position.seen)
-        size = LIMIT_MOST if fits else query.limit - len(found)
+        size = LIMIT_MAX if fits else query.limit - len(found)
         page = await context.admin.page(
             topic, queue, Span(position.slot), cursor, raw=True, limit=size
         )

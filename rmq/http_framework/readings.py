@@ -18,7 +18,7 @@ from rmq.http_framework import problems
 from rmq.http_framework.problems import ApiError
 
 WINDOW_S = 30.0
-LEAST_S = 1.5  # minimum seconds between the two readings of a rate
+INTERVAL_MIN_S = 1.5  # minimum seconds between the two readings of a rate
 TOPICS_MAX = 2_000
 COUNTERS = ("accepted", "settled")
 
@@ -53,13 +53,15 @@ class Meter:
         if not readings or self._clock() - readings[-1][0] > WINDOW_S:
             return None
         (begin, before), (end, after) = readings[0], readings[-1]
-        return (after[name] - before[name]) / (end - begin) if end - begin >= LEAST_S else None
+        return (
+            (after[name] - before[name]) / (end - begin) if end - begin >= INTERVAL_MIN_S else None
+        )
 
 
 T = TypeVar("T")
 
 KEPT_MAX = 10_000  # an overview needs two readings for each topic
-TIDIED_LEAST = 500  # with fewer readings, searching for old readings is not worth the time
+TIDIED_MIN = 500  # with fewer readings, searching for old readings is not worth the time
 # Maximum number of long readings that run at the same time, and of finished long readings that are
 # kept.
 LONG_MAX, LONG_KEPT = 4, 50
@@ -121,7 +123,7 @@ class Readings:
     def __init__(self) -> None:
         self.meter = Meter()
         self._kept: dict[str, _Kept] = {}
-        self._tidied_at = TIDIED_LEAST  # number of readings at which cleaning starts
+        self._tidied_at = TIDIED_MIN  # number of readings at which cleaning starts
         self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
@@ -204,7 +206,7 @@ class Readings:
         }
         while len(self._kept) >= KEPT_MAX:
             del self._kept[next(iter(self._kept))]
-        self._tidied_at = min(KEPT_MAX, max(TIDIED_LEAST, 2 * len(self._kept)))
+        self._tidied_at = min(KEPT_MAX, max(TIDIED_MIN, 2 * len(self._kept)))
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:

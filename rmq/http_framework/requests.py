@@ -30,7 +30,7 @@ from rmq.http_framework.problems import ApiError
 from rmq.kernel.core.delivery_limits import TEXT_MAX
 from rmq.kernel.core.ids import MessageId
 
-LIMIT_MOST = 500
+LIMIT_MAX = 500
 BY = "HTTP API"  # default author of a job
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
@@ -38,7 +38,7 @@ MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, ma
 Line = Annotated[str, Meta(max_length=500)]
 Text = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
-Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
+Limit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
 Slot = Annotated[int, Meta(ge=0, le=1023)]
 CursorText = Annotated[str, Meta(max_length=500)]
 FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]

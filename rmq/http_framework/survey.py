@@ -21,7 +21,7 @@ from rmq.kernel.transport.single.blocking import Transport
 log = logging.getLogger("rmq")
 
 SLOTS_PER_S = 5.0  # so an idle installation with 400 slots causes less than 10 commands/s
-EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
+EVERY_MIN_S, EVERY_MAX_S = 5.0, 80.0
 WHOLE_S = 600.0  # seconds between two walks over all keys
 
 
@@ -88,7 +88,7 @@ class Survey:
         With more slots (parts of topics), there are fewer runs.
         """
         slots = sum(len(counts.slots) for counts in self.topics.values())
-        return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
+        return min(EVERY_MAX_S, max(EVERY_MIN_S, slots / SLOTS_PER_S))
 
     def run_once(self) -> int:
         """Read the counts of all topics. Return how many topics there are."""

@@ -52,7 +52,7 @@ NOTICE = "rmq_notice"  # cookie that carries the result of an action to the next
 NOTICE_MAX = 300
 CSRF = "csrf"  # field of a form
 PAGE_KIND = "text/html; charset=utf-8"
-PACKED_LEAST = 1_000  # bytes; compressing a smaller page is not worth the time
+PACKED_MIN = 1_000  # bytes; compressing a smaller page is not worth the time
 
 
 class Console:
@@ -320,7 +320,7 @@ def packed(
     so other sites cannot request pages of a session.
     """
     headers = {**headers, "Content-Type": kind}
-    if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):
+    if len(content) < PACKED_MIN or "gzip" not in request.headers.get("Accept-Encoding", ""):
         return Response(content, status, headers)
     compressed = gzip.compress(content, 5, mtime=0)
     return Response(compressed, status, {**headers, "Content-Encoding": "gzip"})

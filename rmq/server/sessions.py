@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmq.features.tokens import flows
 from rmq.http_framework.principal import ADDRESS, Principal, principal_of
 from rmq.http_framework.scope import root_of
-from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, UNREADABLE, check_int
 from rmq.server.rates import Rates
 from rmq.server.record import record
 from rmq.server.run_flow import run_flow
@@ -145,7 +145,7 @@ class Sessions:
             return None
         try:
             token, began_ms = json.loads(text)
-            began_ms = check_int(began_ms, "began_ms", 0, MOMENT_MOST_MS)
+            began_ms = check_int(began_ms, "began_ms", 0, MOMENT_MAX_MS)
         except UNREADABLE:
             return None
         return _Kept(str(token), began_ms, now, kept.touched_at if kept else float("-inf"))

@@ -32,7 +32,7 @@ from rmq.testing.servers import Backend, Database
 from rmq.worker.settling.unhandled import Unhandled
 
 AnyTopic = str | Topic | AsyncTopic
-RUNS_MOST = 1_000_000
+RUNS_MAX = 1_000_000
 ANY = object()
 
 
@@ -260,7 +260,7 @@ class Broker:
         self, topics: Sequence[AnyTopic], advance: bool | Duration, raises: bool, limit: int
     ) -> tuple[Drain, list[DrainedTopic]]:
         self._open()
-        check_int(limit, "limit", 1, RUNS_MOST)
+        check_int(limit, "limit", 1, RUNS_MAX)
         clock = None if advance is False else self.clock
         most_us = None if isinstance(advance, bool) else 1000 * duration_ms(advance, "advance")
         handlers = [

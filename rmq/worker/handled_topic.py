@@ -21,7 +21,7 @@ from rmq.worker.heartbeat.leases import LeaseTracker
 
 log = logging.getLogger("rmq")
 
-PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # pauses before a failed call is repeated
+PAUSE_S, PAUSE_MAX_S = 0.1, 5.0  # pauses before a failed call is repeated
 
 MakeDelivery = Callable[
     [InnerDelivery], DeliveryData

@@ -199,7 +199,7 @@ STEP_MAX_S = 5.0  # a longer step of the fetcher, or a longer call to settle, is
 PING_AFTER_S = 2.0  # time without a step of the fetcher after which Redis is pinged
 HEARTBEAT_ROUND_S = 30.0  # longest round of renewals during an outage of Redis
 LIMIT_MARGIN_S = 1.0  # time for settling a delivery that has exceeded its max_runtime
-KILL_LEAST_S = 10.0  # twice the time in which a process ends after its watchdog has ended
+KILL_MIN_S = 10.0  # twice the time in which a process ends after its watchdog has ended
 PING_S = 1.0  # time between two pings during a standstill
 RECOVERY_MAX_S = 60.0  # after a longer standstill this process will not recover
 
@@ -312,7 +312,7 @@ class Watchdog:
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
         self._memory.renew_until(min(now + hang_s, next_limit + LIMIT_MARGIN_S))
         if self._may_kill:
-            self._memory.note_step(max(KILL_LEAST_S, hang_s))
+            self._memory.note_step(max(KILL_MIN_S, hang_s))
 
     def allow_kill(self) -> None:
         """Allow the heartbeat from now on to kill this process if the process hangs."""

@@ -159,7 +159,7 @@ Settler._carry_out = lambda self, items: time.sleep(1000)
 GREEDY = """
 import ctypes, rmq
 from rmq.worker import watchdog
-watchdog.KILL_LEAST_S = 1.0
+watchdog.KILL_MIN_S = 1.0
 client = rmq.Client({url!r})
 topic = client.topic({topic!r}, lease=1, retry=rmq.Levels((3600,)))
 @topic.handler(concurrency=4, max_runtime=0.1)

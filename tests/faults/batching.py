@@ -156,7 +156,7 @@ def _forget_first() -> None:
     """Forget the ends of members before they are reported."""
 
     def forgetting(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
-        found = yield scripts.member_ends(keys, [], scripts.END_MOST)
+        found = yield scripts.member_ends(keys, [], scripts.END_MAX)
         yield scripts.member_ends(keys, found, 0)
         called = set[tuple[str, int]]()
         for _, value in found:

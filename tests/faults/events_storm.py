@@ -48,7 +48,7 @@ SIGNAL_STEPS = ("event_signal", "event_deliver", "event_waiters")
 FAULTS = ("redis", "server", "pause", "resize") * 2
 PROCESSES, AT_ONCE, LEAST, MOST, BACKLOG_MOST, AHEAD = 3, 10, 120, 300, 70, 20
 DEATHS, PATIENCE_S, JUDGE_S, END_S, EARLY_S = 16, 6.0, 2.0, 300.0, 0.005
-CANCELS, SLOTS_MOST = 8, 32
+CANCELS, SLOTS_MAX = 8, 32
 
 
 class Delivery(NamedTuple):
@@ -305,7 +305,7 @@ class Storm:
     def _left_keys(self) -> Iterator[str]:
         """Find waits and registrations that are left in Redis."""
         for topic in self._topics:
-            for keys in (SlotKeys("rmq", topic.name, n) for n in range(SLOTS_MOST)):
+            for keys in (SlotKeys("rmq", topic.name, n) for n in range(SLOTS_MAX)):
                 fields = self._ask("HMGET", keys.slot, "waited", "suspended", "large", "steps")
                 left = [*self._ask("HKEYS", keys.bodies), *(each for each in fields if each)]
                 if any(each != b"0" for each in left):

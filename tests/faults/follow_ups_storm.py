@@ -62,7 +62,7 @@ SERVER = {
     "rmq.features.batches.service:Batches.every_s": 1.0,
     "rmq.features.follow_ups.service:FollowUps.every_s": 0.5,
     "rmq.features.events.service:Events.every_s": 0.5,
-    "rmq.http_framework.survey:EVERY_LEAST_S": 0.5,
+    "rmq.http_framework.survey:EVERY_MIN_S": 0.5,
 }
 
 

@@ -463,7 +463,7 @@ def test_dead_letters_that_were_not_looked_at_are_not_ok(
         client.topic(name, slots=1).send_many([rmq.Outgoing(n) for n in range(10)])
         with client.topic(name).consumer() as consumer:
             consumer.reject(consumer.receive(10), "why")
-    monkeypatch.setattr(handling, "SLOTS_MOST", 1)
+    monkeypatch.setattr(handling, "SLOTS_MAX", 1)
 
     found = seen(client, "dead-letters")
 

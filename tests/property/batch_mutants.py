@@ -87,7 +87,7 @@ BATCHES: dict[str, list[Change]] = {
 
 def _forgets_first(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
     """Forget the ends before the batches know them."""
-    found = yield scripts.member_ends(keys, [], scripts.END_MOST)
+    found = yield scripts.member_ends(keys, [], scripts.END_MAX)
     yield scripts.member_ends(keys, found, 0)
     for _, value in found:
         topic, slot, name, id = value[1:].decode().split(" ")

@@ -312,7 +312,7 @@ def test_a_walk_over_many_dead_letters_ends_and_goes_on(
     from rmq.http_framework import message
 
     monkeypatch.setattr(message, "WALKED_MAX", 2)
-    monkeypatch.setattr(requests, "LIMIT_MOST", 2)
+    monkeypatch.setattr(requests, "LIMIT_MAX", 2)
     dead(client, 7)
 
     first = api("/topics/orders/dead-letters?filter=reason=failed").body

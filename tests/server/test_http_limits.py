@@ -81,7 +81,7 @@ def test_a_stream_sends_no_more_than_its_limit_until_messages_are_settled(
     settles_elsewhere: bool,
 ) -> None:
     monkeypatch.setattr(consumers, "FIRST_CHECK_S", 0.2)
-    monkeypatch.setattr(consumers, "CHECKS_MOST_S", 0.2)
+    monkeypatch.setattr(consumers, "CHECKS_MAX_S", 0.2)
     client.topic("orders").send_many([rmq.Outgoing(n) for n in range(5)])
     stream = Consumer(url).stream(max_in_flight=2)
     assert (stream.status, stream.headers["Content-Type"]) == (200, "application/x-ndjson")

@@ -99,7 +99,7 @@ def test_an_idle_server_sends_few_commands(redis: Redis, monkeypatch: pytest.Mon
 def test_a_server_that_looked_twice_as_often_would_be_noticed(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "EVERY_MOST_S", survey.EVERY_MOST_S / 2)
+    monkeypatch.setattr(survey, "EVERY_MAX_S", survey.EVERY_MAX_S / 2)
 
     assert commands_in_a_second(redis, monkeypatch) > COMMANDS_MAX
 

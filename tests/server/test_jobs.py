@@ -412,7 +412,7 @@ def test_a_job_of_a_deleted_topic_leaves_the_list(
 def test_a_purge_as_a_job_can_be_undone_until_the_server_empties_the_trash(
     server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(survey, "EVERY_LEAST_S", 0.2)
+    monkeypatch.setattr(survey, "EVERY_MIN_S", 0.2)
     monkeypatch.setattr(topic_admin_service, "WITH_DEAD_S", 0.2)
     monkeypatch.setattr(topic_admin_service.Retention, "every_s", 0.1)
     bury(client, 10, "a", slots=2)

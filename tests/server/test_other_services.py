@@ -88,7 +88,7 @@ def test_a_large_slot_is_looked_through_in_several_runs_and_starves_no_other(
     client: rmq.Client, prefix: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters_service, "LIMIT", 10)
-    monkeypatch.setattr(dead_letters_service, "CALLS_MOST", 4)
+    monkeypatch.setattr(dead_letters_service, "CALLS_MAX", 4)
     client.topic("a-large").send_many([rmq.Outgoing(n) for n in range(100)])
     client.topic("a-large").send("last", expires=1, priority=900)
     client.topic("b-small").send(1, expires=1)

@@ -22,7 +22,7 @@ from tests.servers import Server as Redis
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "EVERY_LEAST_S", 0.2)
+    monkeypatch.setattr(survey, "EVERY_MIN_S", 0.2)
     monkeypatch.setattr(service.Rollback, "every_s", 0.1)
     monkeypatch.setattr(topic_admin_service, "WITH_DEAD_S", 0.2)
     monkeypatch.setattr(topic_admin_service.Retention, "every_s", 0.1)

@@ -40,7 +40,7 @@ QUICK = {
     "rmq.http_framework.service:RETRY_S": 0.2,
     "rmq.features.topic_admin.service:Retention.every_s": 0.5,
     "rmq.features.topic_admin.service:WITH_DEAD_S": 0.5,
-    "rmq.http_framework.survey:EVERY_LEAST_S": 0.5,
+    "rmq.http_framework.survey:EVERY_MIN_S": 0.5,
 }
 
 

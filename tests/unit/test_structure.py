@@ -87,8 +87,8 @@ FILES = sorted(
 # The time of the server for filters by age: 3 lines.
 # The history over HTTP: 77 lines and 1 file.
 # A history that is read after a resize, without a script for each page: 11 lines.
-# Longer names, which say what they mean: 13 lines.
-LIMITS = {"lines": 57_027, "files": 516, "private": 77}
+# Longer names, which say what they mean: 14 lines.
+LIMITS = {"lines": 57_028, "files": 516, "private": 77}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 
 

@@ -6,15 +6,15 @@ from rmq.http_framework.page import PageRequest, Pages, View
 
 PAGES = Pages()
 
-ROWS, ROWS_MOST = 100, 10_000
+ROWS, ROWS_MAX = 100, 10_000
 
 
 @PAGES.get("/audit-trail")
 async def audit_trail(request: PageRequest) -> View:
     """List actions of users and programs, newest first."""
     contains = request.query.get("contains", "")[:128]
-    limit = request.number("limit", ROWS, ROWS_MOST, ROWS)
-    lines = await request.context.admin.audit_trail(ROWS_MOST if contains else limit)
+    limit = request.number("limit", ROWS, ROWS_MAX, ROWS)
+    lines = await request.context.admin.audit_trail(ROWS_MAX if contains else limit)
     if contains:
         lines = [line for line in lines if contains in " ".join(map(str, line[1:]))]
     values = {

@@ -17,7 +17,7 @@ from rmq.errors import AccessDenied, BatchClosed, BatchNotFound, InvalidType, In
 from rmq.kernel.batches import registry, scripts
 from rmq.kernel.batches.ref import COUNTS_MARK, NAME_MARK, BatchRef
 from rmq.kernel.batches.scripts import (
-    ADD_MOST,
+    ADD_MAX,
     COUNTS_BYTES,
     NEW,
     NOT_A_MEMBER,
@@ -236,8 +236,8 @@ def send_many(
     if time.monotonic() >= target.current_until:
         yield from opening.ensure_open(target)
     given, results = list(messages), list[SendResult]()
-    for from_ in range(0, len(given), ADD_MOST):
-        page = given[from_ : from_ + ADD_MOST]
+    for from_ in range(0, len(given), ADD_MAX):
+        page = given[from_ : from_ + ADD_MAX]
         results += yield from _send_page(batch, target, page)
     return results
 

@@ -10,7 +10,7 @@ from rmq.errors import InvalidValue, TopicNotFound, TopicVanished
 from rmq.features.batches.flows import Definition, close_batch
 from rmq.kernel.batches import registry, scripts
 from rmq.kernel.batches.registry import BEGIN, OpenMember
-from rmq.kernel.batches.scripts import END_MOST, NOT_FOUND
+from rmq.kernel.batches.scripts import END_MAX, NOT_FOUND
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.follow_ups import sweep
@@ -19,11 +19,11 @@ from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, RawCommand
 
-CANCEL_MOST = 200  # messages of one call of `cancel`
+CANCEL_MAX = 200  # messages of one call of `cancel`
 # Members are looked for if the batch has not changed for this time: each member is older then, and
 # its program has had this time to send it.
 LOST_AFTER_MS = 60_000
-LOST_MOST = 10_000  # limit of members that an examination ends
+LOST_MAX = 10_000  # limit of members that an examination ends
 
 
 def cancel(batch: Definition) -> Flow[int]:
@@ -50,10 +50,10 @@ def _cancel(context: TopicContext, ids: Sequence[str]) -> Flow[int]:
     yield from opening.follow_ids(context, ids)
     changed = 0
     for keys, members in _by_slot(context, ids):
-        for at in range(0, len(members), CANCEL_MOST):
+        for at in range(0, len(members), CANCEL_MAX):
             with context.sessions.borrowed() as session:
                 letters = yield topic_scripts.cancel(
-                    context, keys, session, members[at : at + CANCEL_MOST], True
+                    context, keys, session, members[at : at + CANCEL_MAX], True
                 )
             changed += letters.count("1") + letters.count("r")
         yield from sweep.try_report(context, keys)
@@ -100,7 +100,7 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
     if not fields.open or now_ms - fields.touched_ms < LOST_AFTER_MS:
         return Examined()
     lost, cursor = list[str](), BEGIN
-    while cursor and len(lost) < LOST_MOST:
+    while cursor and len(lost) < LOST_MAX:
         cursor, page = yield from registry.members_page(batch.keys(), batch.name, cursor)
         # `redrive --to` may have moved a dead letter to another topic, with another id.
         elsewhere = {each.id for each in page if each.waits and not fields.cancelled}
@@ -110,8 +110,8 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
     # If the batch has changed meanwhile, a member may be missing because a program has added it and
     # sends it next. A dead letter whose end was reported meanwhile may be in another topic.
     ended = 0
-    for at in range(0, len(lost), END_MOST):
-        ends = [(id, NOT_FOUND) for id in lost[at : at + END_MOST]]
+    for at in range(0, len(lost), END_MAX):
+        ends = [(id, NOT_FOUND) for id in lost[at : at + END_MAX]]
         reply = yield scripts.batch_end(batch.keys(), batch.name, ends, fields.touched_ms)
         ended += reply.ended
     if ended:
@@ -135,8 +135,8 @@ def _lost(
     known = set(elsewhere)
     for keys, members in _by_slot(context, ids):
         yield from sweep.try_report(context, keys)
-        for at in range(0, len(members), END_MOST):
-            page = members[at : at + END_MOST]
+        for at in range(0, len(members), END_MAX):
+            page = members[at : at + END_MAX]
             located = yield topic_scripts.locate(keys, page)
             # A message that moved to another topic has ended as a member, or is in `elsewhere`. The
             # end of a member that was settled may not be reported yet.

@@ -28,7 +28,7 @@ from rmq.http_framework.operation import RequestContext, Table, check_confirm
 from rmq.http_framework.problems import ApiError
 from rmq.http_framework.requests import (
     BY,
-    LIMIT_MOST,
+    LIMIT_MAX,
     Answer,
     DeadLetterConditions,
     DeadQuery,
@@ -128,7 +128,7 @@ class ImportedLetter(msgspec.Struct, kw_only=True):
 class Import(Request):
     """Exported dead letters to send: at most 500, in a request of at most 1 MiB."""
 
-    letters: Annotated[list[ImportedLetter], Meta(max_length=LIMIT_MOST)]
+    letters: Annotated[list[ImportedLetter], Meta(max_length=LIMIT_MAX)]
 
 
 class JobMatches(DeadLetterConditions):
@@ -303,7 +303,7 @@ async def export_dead_letters(
         if cursor is None:
             return
         bytes_each = sum(map(_bytes_of, found)) // (len(found) or 1)
-        size = max(1, min(LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
+        size = max(1, min(LIMIT_MAX, EXPORT_BYTES // (bytes_each + 1000)))
 
 
 class Imported(Answer):

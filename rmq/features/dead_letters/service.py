@@ -22,7 +22,7 @@ log = logging.getLogger("rmq")
 
 EVERY_S = 15.0
 LIMIT = 500  # maximum number of messages per call
-CALLS_MOST = 50  # maximum number of calls per run, over all topics; the next run continues
+CALLS_MAX = 50  # maximum number of calls per run, over all topics; the next run continues
 # Counters that change when a slot gets messages that could be received.
 ARRIVALS = (
     "accepted", "merged", "returned", "rolled_back", "redriven", "retries", "priority", "due",
@@ -99,7 +99,7 @@ class Expiry(SurveyedService):
                 return 0
             one.rank = 0
         context, expired = self._survey.topics[name].context, 0
-        while one.rank >= 0 and self._calls < CALLS_MOST:
+        while one.rank >= 0 and self._calls < CALLS_MAX:
             reply = self._transport.run(_expire(context, context.slots[index], one.rank))
             self._calls += 1
             expired += reply.expired

@@ -11,7 +11,7 @@ from rmq.cli_framework import output, text
 from rmq.cli_framework.app import ERROR, OK, PARTLY, Command
 from rmq.cli_framework.options import common_options
 from rmq.features.doctor.flows import CHECKS, NAMES
-from rmq.features.doctor.look import PROBLEMS_MOST, SEVERITIES, Finding, problems
+from rmq.features.doctor.look import PROBLEMS_MAX, SEVERITIES, Finding, problems
 
 WIDTH = 80  # cells of a line; commands are never broken
 NAME, SEVERITY = 18, 9
@@ -66,7 +66,7 @@ def doctor(only: tuple[str, ...], every: bool, list_only: bool) -> int:
 
 
 def _print_list(findings: list[Finding], is_whole: bool) -> None:
-    shown = findings if is_whole else problems(findings)[:PROBLEMS_MOST]
+    shown = findings if is_whole else problems(findings)[:PROBLEMS_MAX]
     for finding in shown:
         _print(finding)
     if is_whole:

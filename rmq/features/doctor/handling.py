@@ -8,7 +8,7 @@ from functools import partial
 from rmq.features.dead_letters.jobs import flows as job_flows
 from rmq.features.doctor.look import (
     HOUR_MS,
-    SLOTS_MOST,
+    SLOTS_MAX,
     Look,
     Severity,
     Sight,
@@ -32,10 +32,10 @@ from rmq.kernel.transport.lua.script_loader import plain
 
 # Dead letters of the last hour are a warning if there are at least this many, and at least twice
 # as many as in the hour before.
-GROWTH_LEAST = 10
+GROWTH_MIN = 10
 WINDOW_MS = 600_000  # deliveries of this time are compared
-FAILING, FAILING_LEAST = 0.5, 20  # part of deliveries, and number of deliveries in WINDOW_MS
-LOOKED_MOST = 100  # maximum number of topics whose samples are read, those with most failures first
+FAILING, FAILING_MIN = 0.5, 20  # part of deliveries, and number of deliveries in WINDOW_MS
+LOOKED_MAX = 100  # maximum number of topics whose samples are read, those with most failures first
 NEWEST = 50  # number of newest dead letters whose causes are counted
 SILENT_S = 20.0  # a worker reports every few seconds
 UNATTENDED_MS = 60_000  # a job that no process runs for this time is reported
@@ -72,7 +72,7 @@ def failures(look: Look) -> Flow[list[Sight]]:
     """Find topics in which most deliveries of the last ten minutes failed."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if _unsettled(topic) > 0]
-    topics = sorted(topics, key=_unsettled, reverse=True)[:LOOKED_MOST]
+    topics = sorted(topics, key=_unsettled, reverse=True)[:LOOKED_MAX]
     contexts = [topic.context for topic in topics]
     samples_before = yield from samples.before(contexts, now_ms, WINDOW_MS)
     failing = list[tuple[int, int, TopicOverview]]()
@@ -85,7 +85,7 @@ def failures(look: Look) -> Flow[list[Sight]]:
         delivered = now["delivered"] - then["delivered"]
         in_flight = now["in_flight"] - levels["in_flight"]
         failed = delivered - (now["settled"] - then["settled"]) - max(0, in_flight)
-        if delivered >= FAILING_LEAST and failed >= FAILING * delivered:
+        if delivered >= FAILING_MIN and failed >= FAILING * delivered:
             failing.append((failed, delivered, topic))
     failing.sort(key=lambda each: -each[0])
     found = list[Sight]()
@@ -142,7 +142,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
     hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
     calls = [
         Command(plain("ZCOUNT"), (key,), (low, high), int)
-        for _, key in slots[:SLOTS_MOST]
+        for _, key in slots[:SLOTS_MAX]
         for low, high in ((hour, "+inf"), (two, f"({hour}"))
     ]
     numbers = yield from pipeline(calls)
@@ -157,7 +157,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
                 f"{plural(last, 'dead letter')} in the last hour, {before} in the hour "
                 f"before, {topic.total['dead']} in all"
             )
-            is_grave = last >= GROWTH_LEAST and last >= 2 * before
+            is_grave = last >= GROWTH_MIN and last >= 2 * before
             found["warning" if is_grave else "note"].append((last - before, topic, text))
     sights = list[Sight]()
     for severity, rows in found.items():
@@ -172,8 +172,8 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
         sights += as_one(some_sights)
     count = sum(topic.total["dead"] for topic in topics)
     ok = Sight("ok", f"{count} dead letters; they do not grow")
-    if unread := [name for name, _ in slots[SLOTS_MOST:]]:
-        text = f"growth is not known of slots beyond the {SLOTS_MOST} with most dead letters: "
+    if unread := [name for name, _ in slots[SLOTS_MAX:]]:
+        text = f"growth is not known of slots beyond the {SLOTS_MAX} with most dead letters: "
         ok = Sight("note", text + some(list(dict.fromkeys(unread))), "rmq topic ls")
         return [*sights, ok]
     return sights or [ok]
@@ -181,7 +181,7 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
 
 def _first_since(topic: TopicOverview, since_ms: int) -> Flow[float | None]:
     peek = partial(topic_scripts.peek, queue="dead", low=str(since_ms), limit=1, records=False)
-    found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MOST]])
+    found = yield from pipeline([peek(keys) for keys in topic.context.slots[:SLOTS_MAX]])
     return min((member.score for members in found for member in members), default=None)
 
 

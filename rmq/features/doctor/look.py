@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 MIB = 1024 * 1024
 HOUR_MS = 3_600_000
-SLOTS_MOST = 200  # slots that a check examines individually, fullest first
+SLOTS_MAX = 200  # slots that a check examines individually, fullest first
 _SLAVE = re.compile(r"slave\d+")
 
 
 Severity = Literal["ok", "skipped", "note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most serious last
 SinceFrom = Literal["redis", "server", ""]
-PROBLEMS_MOST = 10  # number of problems that `rmq doctor` and the console list first
+PROBLEMS_MAX = 10  # number of problems that `rmq doctor` and the console list first
 
 
 class Finding(NamedTuple):

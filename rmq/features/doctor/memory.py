@@ -9,7 +9,7 @@ from rmq.kernel.transport.flow.steps import Flow
 
 NEAR, AT_LIMIT = 0.80, 0.95  # fractions of maxmemory
 # Maximum number of entries of a packed list, because each read and write scans the list.
-PACKED_MOST = 1024
+PACKED_MAX = 1024
 # lua/topic/slot.lua writes a value of this length, so that Redis stores the hash as a table.
 NOTE_BYTES = 84
 FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
@@ -75,7 +75,7 @@ def _packed(settings: dict[str, str]) -> list[Sight]:
                 "reads from its beginning"
             )
             found.append(Sight("warning", text, f"CONFIG SET {name} 64"))
-        elif not is_value and value > PACKED_MOST:
+        elif not is_value and value > PACKED_MAX:
             text = (
                 f"{name} {value}: queues of up to {value} small messages are packed lists, "
                 "and each send and ack walks through them"

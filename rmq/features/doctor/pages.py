@@ -10,7 +10,7 @@ import re
 import shlex
 from typing import NamedTuple
 
-from rmq.features.doctor.look import PROBLEMS_MOST, Finding, problems
+from rmq.features.doctor.look import PROBLEMS_MAX, Finding, problems
 from rmq.http_framework.figures import examined
 from rmq.http_framework.page import PageRequest, Pages, View
 from rmq.kernel.core import packages
@@ -42,7 +42,7 @@ async def list_problems(request: PageRequest) -> View:
     return View(
         "problems.html",
         {
-            "reading": reading, "rows": rows[:PROBLEMS_MOST], "further": rows[PROBLEMS_MOST:],
+            "reading": reading, "rows": rows[:PROBLEMS_MAX], "further": rows[PROBLEMS_MAX:],
             "fine": [each for each in found if each not in worst],
         },
         "Problems",

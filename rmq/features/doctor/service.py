@@ -14,7 +14,7 @@ from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 from rmq.kernel.transport.single.blocking import Transport
 
-EVERY_LEAST_S, WHOLE_S = 30.0, 60.0  # of all checks: WHOLE_S
+EVERY_MIN_S, WHOLE_S = 30.0, 60.0  # of all checks: WHOLE_S
 LOOKED_S = 300.0  # all checks are made for this time after somebody has looked at the findings
 YOUNG = timedelta(minutes=2)  # the console shows findings of this age
 # Checks of settings and rights: they cost many commands, and what they find does not begin at a
@@ -49,7 +49,7 @@ class Problems:
     @property
     def every_s(self) -> float:
         """Seconds between two checks: twice the time between two readings of all topics."""
-        return max(EVERY_LEAST_S, 2 * self._survey.every_s)
+        return max(EVERY_MIN_S, 2 * self._survey.every_s)
 
     def run_once(self) -> int:
         """Check Redis and all topics. Return the number of problems."""

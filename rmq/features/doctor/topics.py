@@ -9,7 +9,7 @@ from rmq.errors import RMQError, TopicVanished
 from rmq.features.doctor.look import (
     MIB,
     SEVERITIES,
-    SLOTS_MOST,
+    SLOTS_MAX,
     Look,
     Severity,
     Sight,
@@ -43,7 +43,7 @@ BIG_BYTES = 512 * MIB  # a key with more bytes is reported
 WEIGHED, SAMPLES = 8, 20
 # A slot is reported if it has this multiple of the mean, and its topic has at least this many
 # messages.
-SKEW, SKEW_LEAST = 4.0, 1000
+SKEW, SKEW_MIN = 4.0, 1000
 BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 STUCK_MS = 10 * 60_000  # messages are held back for this time, and no message in flight ends
@@ -138,7 +138,7 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
     """
     broken, found = list[Sight](), list[tuple[float, Sight]]()
     topics = yield from look.topics()
-    for topic, index in _fullest(topics, "dead")[:SLOTS_MOST]:
+    for topic, index in _fullest(topics, "dead")[:SLOTS_MAX]:
         counts = topic.slots[index]
         if sum(counts[name] for name in _QUEUED) > counts["records"]:
             continue  # the check of the counts below reports this slot
@@ -180,7 +180,7 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
     found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
         held = [counts["records"] for counts in topic.slots]
-        if len(held) < 2 or sum(held) < SKEW_LEAST:
+        if len(held) < 2 or sum(held) < SKEW_MIN:
             continue
         most, mean = max(held), sum(held) / len(held)
         # With up to four slots, no slot can have more than four times the mean. Such a topic is
@@ -212,7 +212,7 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
         for topic, index in _fullest((yield from look.topics()))
         if not topic.settings.paused and topic.slots[index]["records"] > 1
     ]
-    for topic, index in waiting[:SLOTS_MOST]:
+    for topic, index in waiting[:SLOTS_MAX]:
         keys = topic.context.slots[index]
         hold, holder = yield RawCommand("HMGET", "HMGET", keys.slot, "ordered", "holder")
         if hold is None:
@@ -241,9 +241,9 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
 
 def _partly(text: str, count: int, what: str) -> Sight:
     """Return an "ok" result, or a "note" if only some slots or topics were examined."""
-    if count <= SLOTS_MOST:
+    if count <= SLOTS_MAX:
         return Sight("ok", text)
-    return Sight("note", f"{text} in the {SLOTS_MOST} fullest of {count} {what}")
+    return Sight("note", f"{text} in the {SLOTS_MAX} fullest of {count} {what}")
 
 
 def _ready(topic: TopicOverview) -> int:
@@ -426,7 +426,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
     for place, topic in enumerate((yield from _with_groups(look))):
         counts, name = topic.total, topic.name
         if counts["groups_held"]:
-            most = GROUPS_LOOKED if place < SLOTS_MOST else 1
+            most = GROUPS_LOOKED if place < SLOTS_MAX else 1
             shown = yield from group_flows.groups(topic.context, "stopped", 1000, 0, most)
             states = [state for state in shown.groups if state.is_held]
             states.sort(key=lambda state: -state.held)
@@ -454,10 +454,10 @@ def group_skew(look: Look) -> Flow[list[Sight]]:
     """Find groups that have most of the waiting messages of their topic."""
     topics = yield from _with_groups(look)
     found = list[tuple[float, Sight]]()
-    for topic in topics[:SLOTS_MOST]:
+    for topic in topics[:SLOTS_MAX]:
         counts, name = topic.total, topic.name
         waiting = counts["retries"] + counts["priority"] + counts["due"]
-        large = (yield from _largest_group(topic)) if waiting >= SKEW_LEAST else None
+        large = (yield from _largest_group(topic)) if waiting >= SKEW_MIN else None
         if large and large[1] > waiting / 2:
             text = f"group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
             sight = of_topic(name, "warning", text, f"rmq groups ls {name}", large[0])

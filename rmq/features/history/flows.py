@@ -30,9 +30,9 @@ from rmq.kernel.topic.reading import body_of
 from rmq.kernel.transport.flow.steps import Command, Flow, InThread, pipeline
 from rmq.kernel.transport.lua import script_loader
 
-READ_MOST = 10_000  # messages of one call
+READ_MAX = 10_000  # messages of one call
 FIRST_READ = 50  # entries of a slot in the first command, before their size is known
-ENTRY_MOST = 100  # messages of an entry
+ENTRY_MAX = 100  # messages of an entry
 PAGE_BYTES = 16 * 1024 * 1024  # a page ends after about as many bytes
 LAST_SEQ = 2**64 - 1
 SLOTS_AT_ONCE = 64
@@ -266,7 +266,7 @@ def read(
 
     `AsyncTopicHistory.read` describes the arguments.
     """
-    check_int(limit, "limit", 1, READ_MOST)
+    check_int(limit, "limit", 1, READ_MAX)
     given = {slot: parse_entry(text, "after") for slot, text in (after or {}).items()}
     ends = {slot: parse_entry(text, "upto") for slot, text in (upto or {}).items()}
     first = START if since is None else _before(since, "since")
@@ -331,7 +331,7 @@ class _EntrySizes:
     @property
     def messages_each(self) -> int:
         """Average number of messages of an entry, rounded up."""
-        return -(-self._messages // self._entries) if self._entries else ENTRY_MOST
+        return -(-self._messages // self._entries) if self._entries else ENTRY_MAX
 
     def count(self, messages: int) -> int:
         """Return how many entries contain approximately this number of messages."""

@@ -15,7 +15,7 @@ from rmq.http_framework.problems import ApiError
 from rmq.http_framework.requests import Answer, Limit, Request, Slot, TopicPath, show
 from rmq.kernel.core import record
 
-SLOTS_MOST = 100  # slots whose positions fit into a cursor
+SLOTS_MAX = 100  # slots whose positions fit into a cursor
 TABLE = Table("history")
 
 
@@ -97,7 +97,7 @@ async def list_acked_messages(
             if not query.skip_lost:
                 raise
             after[error.slot] = error.removed_to
-    if len(page.position) > SLOTS_MOST:
+    if len(page.position) > SLOTS_MAX:
         raise ApiError("invalid", f"slot: give one of the {len(page.position)} slots", "slot")
     messages = [_shown(context, message) for message in page.messages]
     return HistoryPage(messages=messages, cursor=write_cursor(page.position), is_last=page.is_last)

@@ -352,7 +352,7 @@ def _delivery(context: TopicContext, receipt: ReceiptFields) -> InnerDelivery:
     return InnerDelivery(origin, receipt.id, receipt.score, receipt.record, receipt.fence, None)
 
 
-FIRST_CHECK_S, CHECKS_MOST_S = 1.0, 16.0  # time between two checks of the leases of a full stream
+FIRST_CHECK_S, CHECKS_MAX_S = 1.0, 16.0  # time between two checks of the leases of a full stream
 
 
 class Stream:
@@ -423,7 +423,7 @@ class Stream:
                 async with asyncio.timeout(self._check_s):
                     await self._changed.wait()
             except TimeoutError:
-                self._check_s = min(2 * self._check_s, CHECKS_MOST_S)
+                self._check_s = min(2 * self._check_s, CHECKS_MAX_S)
                 await self._check()
         return self._most - len(self._leases)
 

@@ -21,7 +21,7 @@ from rmq.kernel.core.score import moment, receipt_deadline_ms
 from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 
-WAIT_MOST_S = 20.0
+WAIT_MAX_S = 20.0
 SILENT_S = 15.0  # longest silence of a stream; then it sends an empty line
 RECEIPT_CHARS = 8192
 REASON = "given back over HTTP"
@@ -45,7 +45,7 @@ class Receive(Request):
     """
 
     max: Annotated[int, Meta(ge=1, le=100)] = 1
-    wait: Annotated[float, Meta(ge=0, le=WAIT_MOST_S)] = WAIT_MOST_S
+    wait: Annotated[float, Meta(ge=0, le=WAIT_MAX_S)] = WAIT_MAX_S
     lease: Lease | None = None
 
 

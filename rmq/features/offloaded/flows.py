@@ -24,7 +24,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, InThread, RawCommand, server_ms
 
 # Much longer than a send takes between storing its object and its message.
-OLDER_LEAST_MS = 3_600_000
+OLDER_MIN_MS = 3_600_000
 SCAN = 500
 
 
@@ -37,7 +37,7 @@ class SweepResult(NamedTuple):
 
 def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepResult]:
     """Remove the objects of a topic that no message of any topic refers to."""
-    older_ms = duration_ms(older, "older", OLDER_LEAST_MS)
+    older_ms = duration_ms(older, "older", OLDER_MIN_MS)
     stores = object_store.known_stores()
     if not stores:
         raise ConfigurationError(f"offloaded: there is no store; set {object_store.VARIABLE}")

@@ -150,7 +150,7 @@ class Declaring(Generic[ScheduleT]):
             jitter_ms=validation.duration_ms(jitter, "jitter", high_ms=jitter_most, zero=True),
             catch_up=schedule.check_catch_up(catch_up),
             catch_up_limit=validation.check_int(
-                catch_up_limit, "catch_up_limit", 1, schedule.CATCH_UP_MOST
+                catch_up_limit, "catch_up_limit", 1, schedule.CATCH_UP_MAX
             ),
             codec=self._context.codec.number,
             body=self._context.codec.encode(body),

@@ -30,7 +30,7 @@ from rmq.kernel.transport.flow.steps import Flow
 log = logging.getLogger("rmq")
 
 SLOT = 0  # slot of a topic's schedules and of their messages
-MOST = 10_000  # maximum number of schedules of a topic
+SCHEDULES_MAX = 10_000  # maximum number of schedules of a topic
 PAGE = 100
 TIME_MS = 10**12  # a time with as many digits as real times have
 
@@ -106,12 +106,19 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
             raise InvalidValue(f"cron: {definition.cron!r} has no time in the next 50 years")
         due = definition.due_ms(first)
         status = yield scripts.schedule_set(
-            keys, definition.name, packed, definition.timing, first, due, MOST, reply.generation
+            keys,
+            definition.name,
+            packed,
+            definition.timing,
+            first,
+            due,
+            SCHEDULES_MAX,
+            reply.generation,
         )
         if status != "stale":
             break
     if status == "full":
-        raise InvalidValue(f"topic {context.name!r} has {MOST} schedules, the maximum")
+        raise InvalidValue(f"topic {context.name!r} has {SCHEDULES_MAX} schedules, the maximum")
     if status != "unchanged":
         log.info("schedule %r of topic %r %s", definition.name, context.name, status)
     result: DeclareStatus = status

@@ -22,16 +22,16 @@ import msgpack
 
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.kernel.core import packages
-from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, UNREADABLE, check_int
 
 CatchUp = Literal["skip", "last", "all"]
 
 VERSION = 1  # version of stored definitions
 EVERY_MIN_MS = 100
 JITTER_MAX_MS = 86_400_000
-CATCH_UP_MOST = 10_000
+CATCH_UP_MAX = 10_000
 ON_TIME_MS = 10_000  # a time that is overdue by more than this counts as missed
-STEPS_MOST = 1000  # maximum number of times in one plan; the next plan continues
+STEPS_MAX = 1000  # maximum number of times in one plan; the next plan continues
 QUARTER_S = 900  # the offsets of all time zones are multiples of this time
 FIELDS = 5  # fields of a cron expression, which has no seconds; for seconds, use an interval
 
@@ -155,9 +155,9 @@ class Definition:
             if values.pop("version") != VERSION:
                 raise ValueError
             read = cls(**values)
-            check_int(1 if read.every_ms is None else read.every_ms, "every_ms", 1, MOMENT_MOST_MS)
+            check_int(1 if read.every_ms is None else read.every_ms, "every_ms", 1, MOMENT_MAX_MS)
             for number in (read.jitter_ms, read.catch_up_limit, read.expires_ms, read.keep_s):
-                check_int(number or 0, "number", 0, MOMENT_MOST_MS)
+                check_int(number or 0, "number", 0, MOMENT_MAX_MS)
             if read.every_ms is None and not isinstance(read.cron, str):
                 raise ValueError(read.cron)
             return read
@@ -215,8 +215,8 @@ class Definition:
         chosen = times[missed - made_up :]
         if not chosen:
             return [Step(None, later)]
-        follow = [*chosen[1 : STEPS_MOST + 1], later]
-        return [Step(time, after) for time, after in zip(chosen[:STEPS_MOST], follow, strict=False)]
+        follow = [*chosen[1 : STEPS_MAX + 1], later]
+        return [Step(time, after) for time, after in zip(chosen[:STEPS_MAX], follow, strict=False)]
 
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
         """Return the due times, and the next time after them.

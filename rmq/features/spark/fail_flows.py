@@ -22,7 +22,7 @@ from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 
-CALL_MOST = 250  # messages per call, each with a failure entry to write
+CALL_MAX = 250  # messages per call, each with a failure entry to write
 CALL_SPAN = 4000  # maximum difference between the first and the last number of a call
 CALL_BYTES = 256 * 1024  # total size of the errors of a call
 PIPELINE_CALLS = 8
@@ -126,7 +126,7 @@ def _parts(failing: list[Failing]) -> Iterator[list[Failing]]:
         for message in turn:
             size += len(message.error)
             if part and (
-                len(part) == CALL_MOST
+                len(part) == CALL_MAX
                 or message.number - part[0].number >= CALL_SPAN
                 or size > CALL_BYTES
             ):

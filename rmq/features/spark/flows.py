@@ -21,7 +21,7 @@ from rmq.errors import QueryOwned, TopicVanished
 from rmq.features.spark import scripts
 from rmq.features.spark.scripts import QueryLog, QuerySettleReply
 from rmq.kernel.consumer import receive, rollback, scripts as consumer_scripts
-from rmq.kernel.consumer.rollback import QUERY_MOST
+from rmq.kernel.consumer.rollback import QUERY_MAX
 from rmq.kernel.consumer.scripts import LONG_EXPIRED, QueryLease
 from rmq.kernel.core import failure
 from rmq.kernel.follow_ups.flows import send_copies
@@ -38,8 +38,8 @@ from rmq.kernel.transport.flow.steps import (
     pipeline,
 )
 
-CALL_MOST = 4000  # messages per call, which takes Redis a few ms
-PIPELINE_MOST = 8000  # messages of a pipeline, during which Redis serves no other client
+CALL_MAX = 4000  # messages per call, which takes Redis a few ms
+PIPELINE_MAX = 8000  # messages of a pipeline, during which Redis serves no other client
 ROUNDS_MAX = 10_000  # maximum number of pipelines in one call of `take`
 
 Offsets = Mapping[int, int]  # slot -> number in its log; a missing slot means 0
@@ -119,7 +119,7 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
     part: list[tuple[int, int]] = []
     messages = 0
     for index, count in counts.items():
-        if part and messages + count > PIPELINE_MOST:
+        if part and messages + count > PIPELINE_MAX:
             yield part
             part, messages = [], 0
         part.append((index, count))
@@ -131,9 +131,7 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
     limits = {}
     for place, index in enumerate(wanted):
-        share = (
-            min(CALL_MOST, math.ceil(left / (len(wanted) - place))) if left < NEVER else CALL_MOST
-        )
+        share = min(CALL_MAX, math.ceil(left / (len(wanted) - place))) if left < NEVER else CALL_MAX
         if share > 0:
             limits[index] = share
             left -= share
@@ -413,7 +411,7 @@ class QueryFlows:
         context, slots, sizes = self.context, self.context.slots, batch or {}
         total = missing = 0
         since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
-        most = context.settings.call_max if context.settings.groups else CALL_MOST
+        most = context.settings.call_max if context.settings.groups else CALL_MAX
         left = {
             index: min(most, sizes.get(index, most) or 1)
             for index, end in upto.items()
@@ -460,7 +458,7 @@ class QueryFlows:
         left = list(context.slots)
         while left:
             calls = [
-                scripts.query_release(context, keys, lease, after.get(keys.index, 0), QUERY_MOST)
+                scripts.query_release(context, keys, lease, after.get(keys.index, 0), QUERY_MAX)
                 for keys in left
             ]
             answers = yield from self._asked(calls)
@@ -476,12 +474,12 @@ class QueryFlows:
         left = [keys for keys in context.slots if upto.get(keys.index, 0) > 0]
         while left:
             calls = [
-                scripts.query_reject(context, keys, lease, upto[keys.index], entry, QUERY_MOST)
+                scripts.query_reject(context, keys, lease, upto[keys.index], entry, QUERY_MAX)
                 for keys in left
             ]
             replies = yield from self._asked(calls)
             total += sum(reply.settled for reply in replies)
-            left = [k for k, reply in zip(left, replies, strict=True) if reply.left == QUERY_MOST]
+            left = [k for k, reply in zip(left, replies, strict=True) if reply.left == QUERY_MAX]
         yield from send_copies(context, upto)
         return total
 
@@ -492,7 +490,7 @@ def release(context: TopicContext, run: str) -> Flow[int]:
     total = 0
     for keys in context.slots:
         while True:
-            reply = yield consumer_scripts.query_rollback(keys, run, QUERY_MOST, force=True)
+            reply = yield consumer_scripts.query_rollback(keys, run, QUERY_MAX, force=True)
             total += reply.back
             if not reply.more:
                 break

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from rmq.features.spark import scripts
-from rmq.features.spark.flows import CALL_MOST, PIPELINE_MOST
+from rmq.features.spark.flows import CALL_MAX, PIPELINE_MAX
 from rmq.features.spark.scripts import QueryPage
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import MEMBER_SIZE, ids_of, join_ids
@@ -164,14 +164,14 @@ class PartReader:
             self._bytes = 0
 
     def _find(self) -> Flow[None]:
-        wanted, room = [], PIPELINE_MOST
+        wanted, room = [], PIPELINE_MAX
         for part in reversed(self._parts):
             if room <= 0:
                 break
             wanted.append(part)
-            room -= min(CALL_MOST, part.upto - part.after)
+            room -= min(CALL_MAX, part.upto - part.after)
         calls = [
-            scripts.query_read(_keys(part), self._run, part.after, part.upto, CALL_MOST, False)
+            scripts.query_read(_keys(part), self._run, part.after, part.upto, CALL_MAX, False)
             for part in wanted
         ]
         pages: list[QueryPage] = yield from pipeline(calls)

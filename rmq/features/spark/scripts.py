@@ -25,7 +25,7 @@ from rmq.kernel.consumer.scripts import (
 )
 from rmq.kernel.core.keys import SlotKeys, sink_key
 from rmq.kernel.core.score import HELD_MIN
-from rmq.kernel.core.validation import EXACT_MOST, UNREADABLE
+from rmq.kernel.core.validation import EXACT_MAX, UNREADABLE
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.sessions import ReplaySession
@@ -33,7 +33,7 @@ from rmq.kernel.transport.flow.steps import Command
 from rmq.kernel.transport.lua import script_loader
 
 REPORT_BYTES = (
-    500  # maximum bytes of a report, as JSON; equal to REPORT_MOST in lua/queries/query_renew.lua
+    500  # maximum bytes of a report, as JSON; equal to REPORT_MAX in lua/queries/query_renew.lua
 )
 QUERY_DEADLINE_S = HELD_MIN // 1000  # deadline of held messages; QUERY_DEADLINE in lua
 
@@ -176,7 +176,7 @@ def read_report(text: bytes) -> dict[str, int]:
     return {
         name: value
         for name, value in found.items()
-        if type(value) is int and abs(value) <= EXACT_MOST
+        if type(value) is int and abs(value) <= EXACT_MAX
     }
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from rmq.errors import InvalidValue, ScriptFailed
 from rmq.kernel.core import access, keys, pause
 from rmq.kernel.core.access import AccessToken
-from rmq.kernel.core.validation import MOMENT_MOST_MS, Duration, duration_ms
+from rmq.kernel.core.validation import MOMENT_MAX_MS, Duration, duration_ms
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.transport.flow.steps import Flow, RawCommand, server_ms
 
@@ -105,7 +105,7 @@ def tokens(prefix: str) -> Flow[list[AccessToken]]:
     used_ms = {
         id.decode(errors="replace"): int(text)
         for id, text in used.items()
-        if text.isdigit() and len(text) < len(str(MOMENT_MOST_MS))
+        if text.isdigit() and len(text) < len(str(MOMENT_MAX_MS))
     }
     return [
         replace(token, used_ms=used_ms.get(token.id))

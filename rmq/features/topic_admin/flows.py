@@ -24,7 +24,7 @@ from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, pipeline
 
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys per SCAN call
-MOST = 2**53 - 1  # larger than the number of messages in any slot
+COUNT_MAX = 2**53 - 1  # larger than the number of messages in any slot
 DELETION = "topic_delete"  # recorded as the author of the pause of sends during a deletion
 _OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
@@ -211,7 +211,7 @@ def topic_delete(
             raise _not_empty(context, held, "they are kept, and so is the topic")
     if not (yield scripts.topic_close(context, context.identity, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile by another client")
-    most = MOST if force else 0
+    most = COUNT_MAX if force else 0
     held, has_objects = yield from _delete_slots(context, context.slots, most, progress)
     if has_objects and (force or not held.messages):
         yield from _restore(context)

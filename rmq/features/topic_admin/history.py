@@ -60,8 +60,8 @@ def _step_ms(step: Duration | None, span_ms: int) -> int:
     if step is None:
         fits = [ring for ring in history.RINGS if span_ms <= ring.span_ms]
         return (fits or history.RINGS)[0].step_ms
-    step_ms = duration_ms(step, "step", low_ms=history.STEP_LEAST_MS)
-    if step_ms % history.STEP_LEAST_MS:
+    step_ms = duration_ms(step, "step", low_ms=history.STEP_MIN_MS)
+    if step_ms % history.STEP_MIN_MS:
         raise InvalidValue(f"step: {step!r}; use a multiple of 10 seconds")
     if span_ms > step_ms * history.POINTS_MAX:
         raise InvalidValue(

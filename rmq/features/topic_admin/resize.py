@@ -28,7 +28,7 @@ from rmq.kernel.transport.flow.steps import Flow, Progress, RawCommand, Sleep, p
 
 PAGE = 100  # maximum number of records that a call reads
 SLOTS_AT_ONCE = 64
-PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # pause between two reads while older messages are left
+PAUSE_MIN_S, PAUSE_MAX_S = 0.02, 0.5  # pause between two reads while older messages are left
 ROUNDS = 200  # maximum number of pages that one call of `go_on` reads
 
 
@@ -251,7 +251,7 @@ def _await_messages(
         passes.since_ms, passes.cursors = since_ms, {}
     cursors = {slot: passes.cursors.get(slot, b"0") for slot in resizing.pending}
     passes.cursors = cursors
-    pause = PAUSE_LEAST_S
+    pause = PAUSE_MIN_S
     while cursors and rounds != 0:
         rounds = None if rounds is None else rounds - 1
         if progress:
@@ -282,7 +282,7 @@ def _await_messages(
                 cursors.clear()
             for slot in set(cursors).difference(resizing.pending if resizing else ()):
                 del cursors[slot]
-        pause = PAUSE_LEAST_S if came_on else min(PAUSE_MOST_S, pause * 1.5)
+        pause = PAUSE_MIN_S if came_on else min(PAUSE_MAX_S, pause * 1.5)
         if cursors and not came_on:
             if not wait:
                 break

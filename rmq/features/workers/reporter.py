@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.features.workers import flows
-from rmq.features.workers.status import RUN_VERBS, RUNNING_MOST, HandlerStatus, write_status
+from rmq.features.workers.status import RUN_VERBS, RUNNING_MAX, HandlerStatus, write_status
 from rmq.kernel.core.packages import VERSION
 from rmq.kernel.transport.single.blocking import Transport
 
@@ -117,7 +117,7 @@ class StatusReporter:
                 HandlerStatus(topic, handler.name, most, len(running), in_flight, counts, run_s)
             )
             runs += [(began, index, delivery) for delivery, began in running.items()]
-        oldest = heapq.nsmallest(RUNNING_MOST, runs, key=lambda run: run[0])
+        oldest = heapq.nsmallest(RUNNING_MAX, runs, key=lambda run: run[0])
         number = os.environ.get(PROCESS_NUMBER, "")
         return write_status(
             at_ms=at_ms, host=socket.gethostname(), pid=os.getpid(),

@@ -14,12 +14,12 @@ from typing import Any
 
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, UNREADABLE, check_int
 
-RUNNING_MOST = 20  # oldest runs that a report lists
+RUNNING_MAX = 20  # oldest runs that a report lists
 # A run is long if it takes this multiple of the mean run time, and at least this time (or the
 # lease, if the lease is shorter).
-LONG_TIMES, LONG_LEAST_S = 10.0, 60.0
+LONG_TIMES, LONG_MIN_S = 10.0, 60.0
 IGNORED_S = 10.0  # a run that continues for longer after a request to cancel it ignores the request
 RUN_VERBS = ("ack", "nack", "reject")  # outcomes of deliveries for which a handler has run
 
@@ -125,7 +125,7 @@ class WorkerStatus:
             mean, lease = usual.get((run.topic, run.handler)), lease_s.get(run.topic)
             if lease is None:
                 continue
-            limit = lease if mean is None else max(LONG_TIMES * mean, min(lease, LONG_LEAST_S))
+            limit = lease if mean is None else max(LONG_TIMES * mean, min(lease, LONG_MIN_S))
             if run.seconds > limit or (run.cancelled_s or 0) > IGNORED_S:
                 found.append(run)
         return found
@@ -185,7 +185,7 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
     try:
         report: dict[str, Any] = json.loads(stored)
         at_ms, age_ms, keep_ms = (
-            check_int(report[name], name, 0, MOMENT_MOST_MS)
+            check_int(report[name], name, 0, MOMENT_MAX_MS)
             for name in ("at_ms", "age_ms", "keep_ms")
         )
         heartbeat_age_ms = max(0, now_ms - at_ms)
@@ -231,10 +231,10 @@ def _count_name(name: object) -> str:
 
 
 def _number(value: object, low: int = 0) -> int:
-    return check_int(value, "number", low, MOMENT_MOST_MS)
+    return check_int(value, "number", low, MOMENT_MAX_MS)
 
 
 def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= MOMENT_MOST_MS:
+    if not isinstance(value, int | float) or not 0 <= value <= MOMENT_MAX_MS:
         raise ValueError(value)
     return value

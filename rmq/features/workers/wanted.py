@@ -24,9 +24,9 @@ from rmq.kernel.core.validation import check_int
 
 PROCESSES_MAX = 1_000_000
 WORK_OFF_S = 60.0  # used if the topic has no slo
-WORK_OFF_LEAST_S = 1.0  # processes cannot start faster, and ten waiting messages are no backlog
+WORK_OFF_MIN_S = 1.0  # processes cannot start faster, and ten waiting messages are no backlog
 LATELY_MS = 60_000  # the shorter of the two periods of the arrival rate
-WINDOW_LEAST_S = 10.0  # shortest period of an arrival rate
+WINDOW_MIN_S = 10.0  # shortest period of an arrival rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def wanted(
     levels = dict(zip(LEVELS, now.levels, strict=True))
     backlog = max(0, levels["retries"] + levels["priority"] + levels["due"] - levels["held"])
     own = [worker for worker in workers if topic in worker.topics]
-    work_off_s = WORK_OFF_S if slo is None else max(WORK_OFF_LEAST_S, slo.within_s)
+    work_off_s = WORK_OFF_S if slo is None else max(WORK_OFF_MIN_S, slo.within_s)
     rates = [_arrival_per_s(now, earlier) for earlier in before]
     arrival_per_s = max((rate for rate in rates if rate is not None), default=None)
     run_s, per_process = _run_s(topic, own), _executors(topic, own)
@@ -138,7 +138,7 @@ def processes(
 
 
 def _arrival_per_s(now: StoredSample, before: StoredSample | None) -> float | None:
-    if before is None or now.at_ms - before.at_ms < WINDOW_LEAST_S * 1000:
+    if before is None or now.at_ms - before.at_ms < WINDOW_MIN_S * 1000:
         return None
     grown = {
         name: max(0, after - earlier)

@@ -24,7 +24,7 @@ from rmq.integrations.celery.inbox import LIST_SIGNAL, Arrival, Source
 
 WAITING = ("retries", "priority", "due", "later")  # counts of a topic, of its waiting messages
 TABLE_S = 1.0  # time between two reads of the queues of a fanout exchange
-LISTS_MOST = 10_000  # queues that a connection remembers as a list or a topic
+LISTS_MAX = 10_000  # queues that a connection remembers as a list or a topic
 SEPARATOR = "\x06\x16"
 _codec = codec_of("json")
 
@@ -104,7 +104,7 @@ class Channel(virtual.Channel):
         """Return after how many seconds the list of a queue expires. For a topic, return None."""
         lists = self.connection.lists
         if queue not in lists:
-            if len(lists) > LISTS_MOST:  # reply queues of callers that came and went
+            if len(lists) > LISTS_MAX:  # reply queues of callers that came and went
                 for each in lists.keys() - self.connection.own_lists:
                     lists.pop(each, None)
             found = self.connection.shared.members(f"list:{queue}")

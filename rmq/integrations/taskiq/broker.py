@@ -20,7 +20,7 @@ from rmq.errors import EncodeError, InvalidValue, TopicVanished
 from rmq.integrations.taskiq.inbox import Inbox, RunningTask
 from rmq.integrations.taskiq.labels import send_options, type_of
 
-PREFETCH_MOST = 1000  # messages of one receive
+PREFETCH_MAX = 1000  # messages of one receive
 _running: contextvars.ContextVar[RunningTask | None] = contextvars.ContextVar("running")
 
 
@@ -64,8 +64,8 @@ class Broker(AsyncBroker):
         **settings: Unpack[rmq.TopicSettings],
     ) -> None:
         super().__init__()
-        if not 1 <= prefetch <= PREFETCH_MOST:
-            raise InvalidValue(f"prefetch: {prefetch}; give 1 to {PREFETCH_MOST}")
+        if not 1 <= prefetch <= PREFETCH_MAX:
+            raise InvalidValue(f"prefetch: {prefetch}; give 1 to {PREFETCH_MAX}")
         self.queue_name = queue_name
         self._prefetch, self._keep_failed = prefetch, keep_failed
         self._settings = settings

@@ -27,7 +27,7 @@ RETRY_S = 1.0  # pause while Redis cannot be reached
 QUICK_S = 0.1  # if the receiver uses up a batch in this time, the next batch is larger
 STALE_S = 0.5  # time after which other workers get the messages that the receiver has not asked for
 ACK_WAIT_S = 0.002  # longest wait of an ack for the acks of other running tasks
-ACKS_MOST = 100  # acks in one command
+ACKS_MAX = 100  # acks in one command
 FIELDS = {"task_id": "", "labels": {}, "args": [], "kwargs": {}}  # that a task's message may lack
 UNKNOWN = "this worker has no task {!r}: import its module, or correct its name"
 
@@ -214,7 +214,7 @@ class Inbox:
         """Ack a delivery together with other deliveries. Return whether it has lost its lease."""
         loop = asyncio.get_running_loop()
         self._acks[delivery] = is_lost = loop.create_future()
-        if len(self._acks) >= min(len(self._running), ACKS_MOST):
+        if len(self._acks) >= min(len(self._running), ACKS_MAX):
             self._send_acks()  # no other task is running, so none will be acked soon
         elif len(self._acks) == 1:
             loop.call_later(ACK_WAIT_S, self._send_acks)

@@ -14,7 +14,7 @@ from rmq.errors import InvalidValue
 
 PRIORITY_MIN, PRIORITY_MAX = 17, 1_048_575  # the priorities of RMQ
 NAME_BYTES = 200  # longest name of a group, and longest dedup key
-DELAY_MOST_S = 10 * 365 * 86_400  # as long as RMQ delays a message
+DELAY_MAX_S = 10 * 365 * 86_400  # as long as RMQ delays a message
 # Labels of a task that a retry middleware of taskiq, or `Context.requeue`, has sent again.
 SENT_AGAIN = ("_retries", "X-Taskiq-requeue")
 _NOT_IN_TYPES = re.compile(r"[^A-Za-z0-9._:/-]")
@@ -31,7 +31,7 @@ def type_of(task_name: str) -> str:
 
 def _delay(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= DELAY_MOST_S:
+    if not 0 <= seconds <= DELAY_MAX_S:
         raise ValueError
     return seconds
 

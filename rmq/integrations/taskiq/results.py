@@ -20,7 +20,7 @@ log = logging.getLogger("rmq.taskiq")
 
 NAMESPACE = "taskiq"  # of the shared data
 EXPIRES_S = 86_400.0
-EXPIRES_LEAST_S = 0.001
+EXPIRES_MIN_S = 0.001
 R = TypeVar("R")
 
 
@@ -62,7 +62,7 @@ class ResultBackend(AsyncResultBackend[R]):
         max_connections: int | None = None,
     ) -> None:
         seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
-        if seconds is not None and not seconds >= EXPIRES_LEAST_S:
+        if seconds is not None and not seconds >= EXPIRES_MIN_S:
             raise InvalidValue(f"expires: {expires!r}; give seconds, a timedelta, or None")
         self._expires = expires
         self._serializer = serializer or JSONSerializer()

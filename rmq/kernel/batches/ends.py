@@ -14,7 +14,7 @@ from contextlib import suppress
 from rmq.errors import TopicVanished
 from rmq.kernel.batches import scripts
 from rmq.kernel.batches.ref import parse_ref
-from rmq.kernel.batches.scripts import END_MOST
+from rmq.kernel.batches.scripts import END_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import Flow
@@ -29,7 +29,7 @@ def report(context: TopicContext, keys: SlotKeys) -> Flow[set[tuple[str, int]]]:
     called: set[tuple[str, int]] = set()
     reported: list[tuple[bytes, bytes]] = []
     while True:
-        ends = yield scripts.member_ends(keys, reported, END_MOST)
+        ends = yield scripts.member_ends(keys, reported, END_MAX)
         if not ends:
             return called
         by_batch: dict[tuple[str, int, str], list[tuple[str, str]]] = {}

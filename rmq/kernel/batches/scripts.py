@@ -11,8 +11,8 @@ from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command, script_call
 from rmq.kernel.transport.lua import script_loader
 
-ADD_MOST = 400  # ids of one call of `batch_add`
-END_MOST = 250  # ends of one call of `batch_end` or `member_ends`: about 0.5 ms of Redis
+ADD_MAX = 400  # ids of one call of `batch_add`
+END_MAX = 250  # ends of one call of `batch_end` or `member_ends`: about 0.5 ms of Redis
 OPEN, WAITS, NEW, NOT_A_MEMBER, NOT_FOUND = ".", "!", "n", "x", "l"
 OUTCOMES: Mapping[str, str] = {
     "s": "succeeded",
@@ -102,7 +102,7 @@ def batch_open(
 def batch_add(
     keys: SlotKeys, name: str, topic: str, ids: Iterable[MessageId], by: str = ""
 ) -> Command[AddReply]:
-    """Add messages to a batch, at most ADD_MOST in one call.
+    """Add messages to a batch, at most ADD_MAX in one call.
 
     If a member of the batch adds the messages, the argument `by` is the id of this member.
     """
@@ -127,7 +127,7 @@ def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[C
 def batch_end(
     keys: SlotKeys, name: str, ends: Sequence[tuple[str, str]], touched_ms: int | None = None
 ) -> Command[EndReply]:
-    """Report to a batch how members have ended, at most END_MOST members in one call.
+    """Report to a batch how members have ended, at most END_MAX members in one call.
 
     Each pair in `ends` has a message id and a letter. If `touched_ms` is given, Redis records the
     ends only if the batch has not changed since this time.

@@ -28,7 +28,7 @@ from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, pipeline, r
 
 log = logging.getLogger("rmq")
 
-LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
+WAIT_MIN_S, WAIT_MAX_S = 0.1, 30.0
 UNKNOWN_CLAIM_WAIT_S = 1.0  # wait before a message is tried again if Redis did not answer its claim
 CLAIM_MARGIN_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
 
@@ -102,8 +102,8 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
             if state == BUSY:
                 # Wait as long as the owner has worked so far: briefly for short work, and longer
                 # for long work.
-                wait_s = min(max(age_ms / 1000, LEAST_WAIT_S), MOST_WAIT_S)
-                claim.wait_s = min(wait_s, max(left_ms / 1000, LEAST_WAIT_S))
+                wait_s = min(max(age_ms / 1000, WAIT_MIN_S), WAIT_MAX_S)
+                claim.wait_s = min(wait_s, max(left_ms / 1000, WAIT_MIN_S))
 
 
 class ExtraCommands:

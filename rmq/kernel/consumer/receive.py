@@ -32,7 +32,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.record import queue_position
 from rmq.kernel.core.score import SHARED_S
 from rmq.kernel.core.validation import duration_ms
-from rmq.kernel.events.scripts import READ_MOST, event_read
+from rmq.kernel.events.scripts import READ_MAX, event_read
 from rmq.kernel.topic import opening, reading, tidy
 from rmq.kernel.transport.flow.steps import (
     POLL_S,
@@ -470,7 +470,7 @@ def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Bat
     leases = settle.leases_of(keys, batch, state.context.settings.max_retries)
     found: list[bytes | None] = []
     while len(found) < len(leases.ids):
-        part = slice(len(found), len(found) + READ_MOST)
+        part = slice(len(found), len(found) + READ_MAX)
         found += yield event_read(keys, leases.ids[part], leases.scores[part])
     entries = dict(zip(leases.ids, found, strict=True))
     ids = [b"" if entries.get(id) is None else id for id in batch.ids]

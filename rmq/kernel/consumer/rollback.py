@@ -20,7 +20,7 @@ from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline
 
 ROLLBACKS_MAX = 20  # calls in one run, for 100 leases each; the next run continues
 LEASE_CALLS_MAX = 100  # calls for shared leases in one run
-QUERY_MOST = 250  # messages of a query per call; each call takes Redis some ms
+QUERY_MAX = 250  # messages of a query per call; each call takes Redis some ms
 QUERY_CALLS_MAX = 400  # calls for one query in one run
 PAGE = 100  # messages per page; a page that was cut by its bytes is followed by another page
 
@@ -40,7 +40,7 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
         if left_ms > 0:
             break
         for _ in range(QUERY_CALLS_MAX):
-            reply = yield scripts.query_rollback(keys, run, QUERY_MOST)
+            reply = yield scripts.query_rollback(keys, run, QUERY_MAX)
             total += reply.back
             if not reply.more:
                 break

@@ -77,7 +77,7 @@ class DeliverySteps(ConsumerPart):
             if code == StepCode.FULL:
                 raise Reject(
                     f"step {name!r} did not run, because the steps of the message have no room: "
-                    f"at most {core_steps.STEPS_MOST}, and {self._context.step_bytes} bytes, see "
+                    f"at most {core_steps.STEPS_MAX}, and {self._context.step_bytes} bytes, see "
                     "step_bytes of client.topic"
                 )
             found = (delivery.steps or {}).get(name)

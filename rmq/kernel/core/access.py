@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, UNREADABLE, check_int
 
 SECRET_BYTES = 32
 _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
@@ -190,7 +190,7 @@ def unpack(name: bytes, packed: bytes) -> AccessToken:
         role, sees_bodies, id, created_ms, expires_ms, digest, *rest = json.loads(packed)
         topics = check_patterns(rest[0] if rest else (), Role(role))
         for ms in (created_ms, expires_ms or 0):
-            check_int(ms, "time", 0, MOMENT_MOST_MS)
+            check_int(ms, "time", 0, MOMENT_MAX_MS)
         return AccessToken(
             known, Role(role), bool(sees_bodies), str(id), created_ms, expires_ms,
             digest=str(digest), topics=topics,

@@ -58,7 +58,7 @@ class Ring(NamedTuple):
 
 RINGS = (Ring(10_000, 360), Ring(60_000, 1440), Ring(600_000, 1008))  # an hour, a day, a week
 COARSEST = RINGS[-1]
-STEP_LEAST_MS = RINGS[0].step_ms
+STEP_MIN_MS = RINGS[0].step_ms
 KEEP_MS = COARSEST.span_ms + 3_600_000
 UNCHANGED_MS = 600_000  # time after which unchanged figures are sampled again
 VALID_MS = UNCHANGED_MS + 150_000  # validity of a sample: the next sample may be two readings late

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, gcd
 
-from rmq.kernel.core.validation import MOMENT_MOST_MS, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, check_int
 
 RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
 
@@ -146,7 +146,7 @@ def from_redis(stored: Mapping[str, str]) -> Layout | None:
     if "resizing" in stored:
         since, before, pending = stored["resizing"].split(" ")
         resizing = Resizing(
-            check_int(int(since), "since", 0, MOMENT_MOST_MS),
+            check_int(int(since), "since", 0, MOMENT_MAX_MS),
             int(before),
             tuple(int(slot) for slot in pending.split(",") if slot),
         )

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import process
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.validation import MOMENT_MOST_MS, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, check_int
 
 Verb = Literal["receive", "send"]  # what a pause stops
 PauseVerb = Literal["receive", "send", "both"]
@@ -45,7 +45,7 @@ def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
     if field not in fields:
         return None
     since_ms, by, why = fields[field].split("\n", 2)
-    return Pause(check_int(int(since_ms), field, 0, MOMENT_MOST_MS), by, why)
+    return Pause(check_int(int(since_ms), field, 0, MOMENT_MAX_MS), by, why)
 
 
 def verbs_of(value: object) -> tuple[Verb, ...]:

@@ -15,7 +15,7 @@ KEEP_MARK = "rmq-keep"
 # Header of a member of a batch, behind the mark above: topic and slot of the batch, its name, and
 # the member's first id, with spaces between them.
 BATCH_MARK = "rmq-batch"
-KEEP_MOST_S = 30 * 86_400
+KEEP_MAX_S = 30 * 86_400
 VALUE_BYTES = 256 * 1024  # largest encoded value of a handler
 
 
@@ -25,7 +25,7 @@ def keep_seconds(value: object, field: str = "keep_result") -> int:
     Raises:
         InvalidType, InvalidValue: The time is not a duration, or is not 1 s to 30 days.
     """
-    return -(-duration_ms(value, field, 1000, KEEP_MOST_S * 1000) // 1000)
+    return -(-duration_ms(value, field, 1000, KEEP_MAX_S * 1000) // 1000)
 
 
 @dataclass(frozen=True, slots=True)

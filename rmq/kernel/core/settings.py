@@ -33,7 +33,7 @@ from rmq.kernel.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN
 from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.validation import (
-    EXACT_MOST,
+    EXACT_MAX,
     UNREADABLE,
     Duration,
     check_int,
@@ -531,12 +531,12 @@ def _read_settings(stored: Mapping[str, str]) -> Settings:
         elif name in ("slots", "max_retries", "max_length", "max_body", "max_depth"):
             values[name] = _CHECKS[name][1](int(text))
         else:
-            values[name] = check_int(int(text), name, 0, EXACT_MOST)
+            values[name] = check_int(int(text), name, 0, EXACT_MAX)
     layout = layouts.from_redis(stored)
     for slots in (layout.first, layout.most) if layout else ():
         check_int(slots, "layout", 1, SLOTS_MAX)
     for name in ("created", "revision"):
-        check_int(int(stored.get(name, 0)), name, 0, EXACT_MOST)
+        check_int(int(stored.get(name, 0)), name, 0, EXACT_MAX)
     return Settings(
         **values,
         paused=pause.from_redis(stored, "receive"),

@@ -16,9 +16,9 @@ from rmq.kernel.core.codec import Codec, Offloaded, decode
 from rmq.kernel.core.score import moment
 
 ENTRY_BYTES = 64 * 1024  # default limit for the steps of a message
-ENTRY_MOST = 1024 * 1024
+ENTRY_MAX = 1024 * 1024
 EVENT_BYTES = 256 * 1024  # of the encoded body of an event
-STEPS_MOST = 1000
+STEPS_MAX = 1000
 NAME_BYTES = 255
 BEGUN, DONE, LOST, CURSOR, EVENT, TIMED_OUT = b"b", b"d", b"l", b"c", b"e", b"t"
 _STATES = {

@@ -26,8 +26,8 @@ from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
 
 Ranges = list[tuple[int, int]]
 
-EXACT_MOST = 2**53  # larger whole numbers are not exact in Lua and JSON
-MOMENT_MOST_MS = 100_000_000_000_000  # largest epoch ms accepted from Redis: the year 5138
+EXACT_MAX = 2**53  # larger whole numbers are not exact in Lua and JSON
+MOMENT_MAX_MS = 100_000_000_000_000  # largest epoch ms accepted from Redis: the year 5138
 
 # Errors that Python raises while RMQ reads a value from Redis that RMQ did not write.
 UNREADABLE = (

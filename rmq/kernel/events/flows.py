@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from rmq.errors import RMQError, StorageError
 from rmq.kernel.core.keys import EVENT_SLOTS, EventKeys, SlotKeys, events_stem, wake_channel
 from rmq.kernel.events import scripts
-from rmq.kernel.events.scripts import CHECKS_MOST, DELIVER_MOST, Check, Signalled
+from rmq.kernel.events.scripts import CHECKS_MAX, DELIVER_MAX, Check, Signalled
 from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command, Flow, Pipeline, raise_first_error
 from rmq.kernel.transport.lua.script_loader import plain
@@ -65,7 +65,7 @@ def register(prefix: str, slot: SlotKeys) -> Flow[None]:
     """
     registered: list[Check] = []
     while True:
-        checks = yield scripts.event_checks(slot, registered, CHECKS_MOST)
+        checks = yield scripts.event_checks(slot, registered, CHECKS_MAX)
         if not checks:
             return
         by_key: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -141,7 +141,7 @@ def _deliver(prefix: str, key: bytes, event: Signalled) -> Flow[tuple[list[bytes
     for name in event.waiters:
         topic, index, _ = name.split(b":", 2)
         by_slot.setdefault((topic.decode(), int(index)), []).append(name)
-    most = max(1, min(DELIVER_MOST, CALL_BYTES // (len(event.data) + 1)))
+    most = max(1, min(DELIVER_MAX, CALL_BYTES // (len(event.data) + 1)))
     done: list[bytes] = []
     count = 0
     for (name_of_topic, slot), names in by_slot.items():

@@ -13,10 +13,10 @@ from rmq.kernel.core.keys import EventKeys, SlotKeys
 from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Command, script_call
 
-CHECKS_MOST = 500  # messages of one call of `event_checks` or `event_register`
-READ_MOST = 500  # deliveries of one call of `event_read`, so that Redis is not busy for long
+CHECKS_MAX = 500  # messages of one call of `event_checks` or `event_register`
+READ_MAX = 500  # deliveries of one call of `event_read`, so that Redis is not busy for long
 WAIT_HEAD = 13  # bytes of a wait before the key of its event
-DELIVER_MOST = 100  # messages of one call of `event_deliver`
+DELIVER_MAX = 100  # messages of one call of `event_deliver`
 
 
 class Check(NamedTuple):
@@ -109,7 +109,7 @@ def event_register(keys: EventKeys, waiters: Iterable[tuple[bytes, int]]) -> Com
 def event_deliver(
     keys: SlotKeys, channel: bytes, key: bytes, event: Signalled, members: Sequence[bytes]
 ) -> Command[Delivered]:
-    """Give an event to up to DELIVER_MOST messages of a slot.
+    """Give an event to up to DELIVER_MAX messages of a slot.
 
     A call stops after about 2 MiB of events and steps. Call the function again for the remaining
     messages.

@@ -78,7 +78,7 @@ log = logging.getLogger("rmq")
 TARGET_MARK = "rmq-target"  # header of a dead letter: the topic that refused the follow-up
 PAGE = 100  # entries of one call
 CLAIM_S = 4.0  # a claim lasts 5 s; a process that was stopped for longer sends nothing under it
-WAIT_MS, WAIT_MOST_MS = 5_000, 60_000  # until a target that refused is tried again
+WAIT_MS, WAIT_MAX_MS = 5_000, 60_000  # until a target that refused is tried again
 
 
 class StoredFollowUps(NamedTuple):
@@ -435,7 +435,7 @@ def _finish(target: TopicContext, keys: SlotKeys, numbers: list[int], reply: Sen
 
 def _wait_ms(entry: Entry) -> int:
     """Return the wait before the next attempt, in ms. It is the follow-up's age, within limits."""
-    return min(WAIT_MOST_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
+    return min(WAIT_MAX_MS, max(WAIT_MS, clock.now_ms() - number_of(entry) // 1000))
 
 
 def _dead_letter(

@@ -28,7 +28,7 @@ log = logging.getLogger("rmq")
 
 SLOTS_AT_ONCE = 128  # slots of one sweep
 TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
-SWEEP_MOST_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
+SWEEP_MAX_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
 FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
 SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
 REST_S = 300.0  # time between two sweeps of a topic without them
@@ -62,7 +62,7 @@ def sweep(context: TopicContext, first: int = 0) -> Flow[int]:
         if reply.checks:
             yield from try_register(context, keys)
         for each in reply.page:
-            if time.monotonic() - began > SWEEP_MOST_S:
+            if time.monotonic() - began > SWEEP_MAX_S:
                 return place
             if each.from_ms <= reply.now_ms:
                 yield from flows.try_send(context, keys, each.target, b"", [])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rmq.kernel.core import pause
 from rmq.kernel.core.keys import audit_trail_key
 from rmq.kernel.core.score import TIMED_MIN
-from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, Moment, check_epoch_ms, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, UNREADABLE, Moment, check_epoch_ms, check_int
 from rmq.kernel.transport.flow.steps import Command, Flow, RawCommand, server_ms
 from rmq.kernel.transport.lua.script_loader import plain
 
@@ -43,9 +43,9 @@ class AuditLine(NamedTuple):
         try:
             at_ms, *words = json.loads(text)
             by, what, subject, rest = (str(word) for word in words)
-            return cls(check_int(at_ms, "at_ms", 0, MOMENT_MOST_MS), by, what, subject, rest)
+            return cls(check_int(at_ms, "at_ms", 0, MOMENT_MAX_MS), by, what, subject, rest)
         except UNREADABLE:
-            at_ms = int(min(max(score, TIMED_MIN), MOMENT_MOST_MS))
+            at_ms = int(min(max(score, TIMED_MIN), MOMENT_MAX_MS))
             return cls(at_ms, "", "unreadable", "", ascii(text[:200]))
 
 

@@ -83,10 +83,10 @@ def _divide_next_ready(command: Command[Any], hash_slot: HashSlot) -> Divided | 
 
 
 HASH_SLOTS = 16_384
-MOVED_MOST = 5  # number of MOVED replies after which the table is read again
+MOVED_MAX = 5  # number of MOVED replies after which the table is read again
 # Limits of the pause after which calls that fail fast try a node again. The pause is as long as
 # the failed attempt, so such calls spend at most half of their time on a node that is away.
-AGAIN_S, AGAIN_MOST_S = 0.1, 1.0
+AGAIN_S, AGAIN_MAX_S = 0.1, 1.0
 _NO_HOST = ("", "?", "None")  # a node that does not know its own address
 
 Node = tuple[str, int]  # host and port
@@ -160,7 +160,7 @@ class SlotTable:
             took_s: Duration of the attempt in seconds. None means that an old connection was dead,
                 so a caller may try the node again immediately.
         """
-        pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
+        pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MAX_S)
         self.failed_nodes[node] = time.monotonic() + pause_s
 
     def note_answered(self, node: Node) -> None:
@@ -178,7 +178,7 @@ class SlotTable:
         """
         self._masters[slot] = node
         self._moved += 1
-        return self._moved >= MOVED_MOST
+        return self._moved >= MOVED_MAX
 
     def read(self, reply: Sequence[Any], answered: Node) -> None:
         """Store a reply to CLUSTER SLOTS.

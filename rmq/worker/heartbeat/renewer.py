@@ -36,7 +36,7 @@ from rmq.worker.heartbeat.memory import SLOTS_MAX, SharedMemory
 
 RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
 ROUNDS_PER_LEASE = 6  # rounds of the heartbeat during the shortest lease
-ROUND_MOST_S = 5.0  # longest time between two rounds
+ROUND_MAX_S = 5.0  # longest time between two rounds
 IDLE_S = 60.0  # a lease without deliveries is renewed for this time, which is longer than a credit
 RETRY_S = 0.5  # pause after a renewal without an answer
 CHECK_S = 0.5  # time between two checks of a worker whose pipe another process may keep open
@@ -107,7 +107,7 @@ class Heartbeat:
         memory.times[0] = now
         leases: list[tuple[int, int]] = []
         claiming = set()  # topics whose claims are due
-        pause = ROUND_MOST_S
+        pause = ROUND_MAX_S
         for index in range(len(self._topics)):
             lease_s = memory.lease_s(index)
             pause = min(pause, lease_s / ROUNDS_PER_LEASE)
@@ -140,7 +140,7 @@ class Heartbeat:
         suspended does not count, because the worker could not run then.
         """
         step, kill_s = self.memory.times[4], self.memory.times[5]
-        self._quiet_s += min(now - self._checked_at, ROUND_MOST_S)
+        self._quiet_s += min(now - self._checked_at, ROUND_MAX_S)
         self._checked_at = now
         if step != self._last_step:
             self._last_step, self._quiet_s = step, 0.0

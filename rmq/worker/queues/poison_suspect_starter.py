@@ -20,7 +20,7 @@ from rmq.worker.running.work import HandlerWork
 from rmq.worker.settling.disposition import Disposition, Report
 from rmq.worker.settling.settler import Settler
 
-FLUSH_MOST_S = 10.0  # longest wait until other deliveries are settled
+FLUSH_MAX_S = 10.0  # longest wait until other deliveries are settled
 
 
 class PoisonSuspectStarter:
@@ -136,7 +136,7 @@ class PoisonSuspectStarter:
             self.last = first
             self.begin_last()
             return []
-        self._settler.flush(FLUSH_MOST_S)
+        self._settler.flush(FLUSH_MAX_S)
         return [first]
 
     # --- both ------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class PoisonSuspectStarter:
 
     def _release_and_settle(self) -> None:
         self._release_waiting()
-        self._settler.flush(FLUSH_MOST_S)
+        self._settler.flush(FLUSH_MAX_S)
 
 
 def _is_last(delivery: InnerDelivery) -> bool:

@@ -18,7 +18,7 @@ from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import Flow, pipeline
 from rmq.kernel.transport.single.blocking import Transport
-from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic, close_flows
+from rmq.worker.handled_topic import PAUSE_MAX_S, PAUSE_S, HandledTopic, close_flows
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.queues.handler_queue import HandlerQueue
 from rmq.worker.receiving.claiming import claim_keys
@@ -277,7 +277,7 @@ class TopicFeed:
         """Record that a receive call failed. The fetcher tries the topic again after a pause."""
         self.error_state.note(error)
         self._not_before = time.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
 
     def report_lateness(self, is_last: bool = False) -> None:
         """Report to metrics how late messages were received.

@@ -25,15 +25,15 @@ from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.consumer.cancel_requests import SIGNAL
 from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.follow_ups.sweep import SWEEP_MOST_S
+from rmq.kernel.follow_ups.sweep import SWEEP_MAX_S
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.flow.steps import POLL_S, Flow, is_master_down, pipeline, poll_range
 from rmq.kernel.transport.single.blocking import Listener, Transport
-from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S
+from rmq.worker.handled_topic import PAUSE_MAX_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
 
 WAIT_S = 1.0  # longest wait; each step shows the watchdog that the fetcher runs
-VISIT_MOST = 64  # with more slots at the start, the fetcher checks them before it receives
+VISIT_MAX = 64  # with more slots at the start, the fetcher checks them before it receives
 CHECK_S = 0.05  # time between two checks of slots without work, in a busy fetcher
 LISTEN_S = 0.02  # time between two reads of wake-ups, in a busy fetcher
 COMPARE_S = 60.0  # time between two searches for messages that Redis gave back by a failover
@@ -149,7 +149,7 @@ class Fetcher:
         pause = PAUSE_S
         slots = sum(len(feed.context.slots) for feed in self._feeds)
         for feed in self._feeds:
-            if feed.context.is_open and slots > VISIT_MOST:
+            if feed.context.is_open and slots > VISIT_MAX:
                 feed.begin_unchecked()
             self._due.schedule(feed)
         while not self._stopping.is_set():
@@ -161,7 +161,7 @@ class Fetcher:
                 for feed in self._feeds:
                     feed.error_state.note(error)
                 self._stopping.wait(pause)
-                pause = min(pause * 2, PAUSE_MOST_S)
+                pause = min(pause * 2, PAUSE_MAX_S)
         for feed in self._feeds:
             with suppress(RMQError):  # closing the feed tries again
                 feed.end_credit()
@@ -255,11 +255,11 @@ class Fetcher:
     def _send_pending_follow_ups(self) -> None:
         """Send the pending follow-ups of topics.
 
-        The method stops after SWEEP_MOST_S seconds. The next poll continues.
+        The method stops after SWEEP_MAX_S seconds. The next poll continues.
         """
         began = now = time.monotonic()
         for feed in sorted(self._feeds, key=lambda feed: feed.state.sweep_at):
-            if now < feed.state.sweep_at or now - began > SWEEP_MOST_S:
+            if now < feed.state.sweep_at or now - began > SWEEP_MAX_S:
                 return
             if feed.state.ready_at:
                 feed.sweep()

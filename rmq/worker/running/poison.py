@@ -8,7 +8,7 @@ from typing import Any
 
 FROM_DELIVERY = 3  # a message can be a suspect from this delivery on, or on its last delivery
 ALONE_S = 60.0  # after this time a running suspect does not delay other deliveries
-WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # wait before a delayed suspect is tried again
+WAIT_MIN_S, WAIT_MAX_S = 0.05, 5.0  # wait before a delayed suspect is tried again
 
 
 class PoisonSuspects:
@@ -129,4 +129,4 @@ class PoisonSuspects:
         """
         now = time.monotonic()
         ages = [now - began for _, began in list(self.running.values())]
-        return min(max(max(ages, default=0.0), WAIT_LEAST_S), WAIT_MOST_S)
+        return min(max(max(ages, default=0.0), WAIT_MIN_S), WAIT_MAX_S)

@@ -28,7 +28,7 @@ from rmq.kernel.delivery.claim import KEPT
 from rmq.kernel.delivery.inner_delivery import LOST, OPEN, InnerDelivery
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.flow.steps import is_master_down
-from rmq.worker.handled_topic import PAUSE_MOST_S, PAUSE_S, HandledTopic
+from rmq.worker.handled_topic import PAUSE_MAX_S, PAUSE_S, HandledTopic
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import DUPLICATE, Disposition, Report
 
@@ -467,5 +467,5 @@ class _SettleCall:
 
     def next_pause_s(self) -> float:
         pause_s = self.pause_s
-        self.pause_s = min(pause_s * 2, DEFERRED_PAUSE_MAX_S if self.is_deferred else PAUSE_MOST_S)
+        self.pause_s = min(pause_s * 2, DEFERRED_PAUSE_MAX_S if self.is_deferred else PAUSE_MAX_S)
         return pause_s

@@ -31,7 +31,7 @@ log = logging.getLogger("rmq")
 
 STEP_S = 0.25  # longest time between two checks of the processes
 STEADY_S = 10.0  # a process that has run for longer is restarted without a pause
-PAUSE_S, PAUSE_MOST_S = 0.5, 30.0
+PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 
 
 def exit_code(code: int) -> int:
@@ -168,7 +168,7 @@ class Supervisor:
                     process.start(self.command, self._env)
                 except OSError as error:
                     log.error("process %d cannot be started: %s", process.number, error)
-                    process.start_at = now + PAUSE_MOST_S
+                    process.start_at = now + PAUSE_MAX_S
 
     def _handle_message(self, process: WorkerProcess, facts: dict[str, Any]) -> None:
         if "ready" in facts:
@@ -238,7 +238,7 @@ class Supervisor:
         if lived_s >= STEADY_S or code == STUCK:  # a hang takes time: no fast loop
             process.restart_pause_s = 0.0
         else:
-            process.restart_pause_s = min(max(PAUSE_S, process.restart_pause_s * 2), PAUSE_MOST_S)
+            process.restart_pause_s = min(max(PAUSE_S, process.restart_pause_s * 2), PAUSE_MAX_S)
         process.start_at = time.monotonic() + process.restart_pause_s
         self.restarts += 1
         log.error(

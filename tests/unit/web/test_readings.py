@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from rmq.http_framework.readings import TIDIED_LEAST, Meter, Readings
+from rmq.http_framework.readings import TIDIED_MIN, Meter, Readings
 
 
 def test_a_rate_of_just_now_is_what_a_counter_grew_by() -> None:
@@ -52,4 +52,4 @@ def test_readings_that_are_old_are_forgotten() -> None:
             await readings.get(f"{number}", _read, 0.0)
         return len(readings._kept)
 
-    assert asyncio.run(read_many()) <= 2 * TIDIED_LEAST
+    assert asyncio.run(read_many()) <= 2 * TIDIED_MIN

@@ -15,7 +15,7 @@ from rmq.errors import InvalidType, InvalidValue, ScriptFailed
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
+from rmq.kernel.core.validation import MOMENT_MAX_MS, UNREADABLE, check_int
 
 JobVerb = Literal["redrive", "purge", "cancel", "replay"]
 JobState = Literal["running", "paused", "stopping", "stopped", "done"]
@@ -242,7 +242,7 @@ def _read(id: str, fields: Mapping[str, bytes]) -> Job:
         return fields.get(name, b"").decode(errors="replace")
 
     def number(name: str) -> int:
-        return check_int(int(text(name) or 0), name, 0, MOMENT_MOST_MS)
+        return check_int(int(text(name) or 0), name, 0, MOMENT_MAX_MS)
 
     counts = {name: number(f"count_{letter}") for letter, name in LETTERS.items()}
     lost = text("cursor").partition(" ")[0] if text("verb") == "replay" else ""
@@ -256,5 +256,5 @@ def _read(id: str, fields: Mapping[str, bytes]) -> Job:
         text("to") or None,
         {name: counts[name] for name in LEFT.values() if counts[name]},
         bool(text("running")), counts["requested"], bool(text("fresh")),
-        check_int(int(lost or 0), "cursor", 0, MOMENT_MOST_MS) or None,
+        check_int(int(lost or 0), "cursor", 0, MOMENT_MAX_MS) or None,
     )  # fmt: skip

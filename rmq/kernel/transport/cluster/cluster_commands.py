@@ -65,7 +65,7 @@ from rmq.kernel.transport.single.server_commands import (
 )
 from rmq.kernel.transport.url import Address
 
-AT_ONCE_MOST = 5  # number of rounds without a pause; more redirections are not progress
+AT_ONCE_MAX = 5  # number of rounds without a pause; more redirections are not progress
 TRYAGAIN_PAUSE_S = 0.1  # longest pause: a slot with few keys moves in milliseconds
 PAUSE_S = 0.1  # longest pause while a node is away: other nodes soon name its successor
 _SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
@@ -262,7 +262,7 @@ class ClusterCommands:
                         deadline.note_partly_done()
                     error = worst_error(left)
                     at_once += 1
-                    if is_redirection(error) and at_once <= AT_ONCE_MOST:
+                    if is_redirection(error) and at_once <= AT_ONCE_MAX:
                         continue
                 if kind_of(error) is Kind.REFUSED and not is_redirection(error):
                     raise error

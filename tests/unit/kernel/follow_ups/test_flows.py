@@ -80,7 +80,7 @@ def test_a_slow_sweep_ends_and_says_where_the_next_begins(monkeypatch: pytest.Mo
     flow = sweep.try_sweep(context, 0)
     next(flow)
     flow.send([NONE, SOME, SOME])
-    clock.now += sweep.SWEEP_MOST_S + 0.1
+    clock.now += sweep.SWEEP_MAX_S + 0.1
     with pytest.raises(StopIteration) as stop:
         flow.send(SENT)
     assert stop.value.value == 1

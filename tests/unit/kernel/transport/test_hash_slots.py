@@ -7,7 +7,7 @@ from redis.exceptions import AskError, MovedError
 
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.transport import hash_slots
-from rmq.kernel.transport.hash_slots import HASH_SLOTS, MOVED_MOST, SlotTable, address_of, hash_slot
+from rmq.kernel.transport.hash_slots import HASH_SLOTS, MOVED_MAX, SlotTable, address_of, hash_slot
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 REPLY = [[0, 99, [b"a", 1, b"id"], [b"c", 3, b"id"]], [100, HASH_SLOTS - 1, [b"b", 2, b"id"]]]
@@ -49,8 +49,8 @@ def test_moved_patches_one_slot(table: SlotTable) -> None:
 
 
 def test_many_moved_slots_ask_for_the_whole_table_which_begins_anew(table: SlotTable) -> None:
-    asked = [table.note_moved(slot, B) for slot in range(MOVED_MOST)]
-    assert asked == [False] * (MOVED_MOST - 1) + [True]
+    asked = [table.note_moved(slot, B) for slot in range(MOVED_MAX)]
+    assert asked == [False] * (MOVED_MAX - 1) + [True]
     table.read(REPLY, A)
     assert table.node_of(0) == A
     assert table.note_moved(0, B) is False

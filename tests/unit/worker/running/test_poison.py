@@ -10,8 +10,8 @@ from rmq.worker.running import poison as module, work
 from rmq.worker.running.poison import (
     ALONE_S,
     FROM_DELIVERY,
-    WAIT_LEAST_S,
-    WAIT_MOST_S,
+    WAIT_MAX_S,
+    WAIT_MIN_S,
     PoisonSuspects,
 )
 from rmq.worker.running.work import RunTimes
@@ -76,11 +76,11 @@ def test_one_that_has_run_for_long_keeps_no_other_from_its_turn(clock: Clock) ->
 def test_the_wait_grows_with_what_runs(clock: Clock) -> None:
     suspects = PoisonSuspects()
     suspects.begin("a", 3)
-    assert suspects.wait_s() == WAIT_LEAST_S
+    assert suspects.wait_s() == WAIT_MIN_S
     clock.now += 1.5
     assert suspects.wait_s() == 1.5
     clock.now += 100
-    assert suspects.wait_s() == WAIT_MOST_S
+    assert suspects.wait_s() == WAIT_MAX_S
 
 
 def test_one_without_a_retry_left_runs_beside_no_other_suspect(clock: Clock) -> None:
