@@ -248,8 +248,8 @@ class AlreadySettled(DeliveryError):
 class Cancelled(DeliveryError):
     """A program has asked to cancel this delivery with `topic.cancel(id, running=True)`.
 
-    `extend` and `checkpoint` of a delivery raise this error. If the handler does not catch it, the
-    message ends as cancelled. The handler can still ack the message.
+    `checkpoint`, `extend`, `progress`, `save` and `step` of a delivery raise this error. If the
+    handler does not catch it, the message ends as cancelled. The handler can still ack the message.
     """
 
 

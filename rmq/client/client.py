@@ -381,8 +381,8 @@ class AsyncClient(ClientBase):
     async def can_wake(self) -> bool:
         """Return whether this Redis user may publish wake-ups for consumers.
 
-        In Redis 7, a user may use only the channels that its ACL names. Without this right no
-        message is lost, but waiting consumers notice new messages up to a second late.
+        In Redis 7 or later, a user may use only the channels that its ACL names. Without this right
+        no message is lost, but waiting consumers notice new messages up to a second late.
         """
         try:
             await self._transport.raw_command(

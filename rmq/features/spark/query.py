@@ -147,7 +147,7 @@ class AsyncQuery(QueryBase):
                 slower because Redis must read the records.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return await self._run(self._flows.take(after, most, most_bytes or 0))
 
@@ -166,7 +166,7 @@ class AsyncQuery(QueryBase):
         """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         logs = await self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
@@ -180,7 +180,7 @@ class AsyncQuery(QueryBase):
                 Default: the previous report stays.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         said = scripts.encode_report(report)
         await self._run(self._flows.renew({}, {}, slots, said))
@@ -224,7 +224,7 @@ class AsyncQuery(QueryBase):
                 and does not report missing messages.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return await self._run(self._flows.settle(upto, batch))
 
@@ -237,7 +237,7 @@ class AsyncQuery(QueryBase):
             upto: Last number of the batch, for each slot.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         await self._run(self._flows.again(upto))
 
@@ -252,7 +252,7 @@ class AsyncQuery(QueryBase):
             after: Last number to keep, for each slot. A missing slot counts as 0.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return await self._run(self._flows.give_back(after))
 
@@ -260,7 +260,7 @@ class AsyncQuery(QueryBase):
         """Make messages of the query dead letters, up to a number for each slot. Return how many.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return await self._run(self._flows.reject(upto, reason))
 

@@ -53,7 +53,7 @@ class Query(QueryBase):
                 slower because Redis must read the records.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return self._run(self._flows.take(after, most, most_bytes or 0))
 
@@ -72,7 +72,7 @@ class Query(QueryBase):
         """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         logs = self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
@@ -86,7 +86,7 @@ class Query(QueryBase):
                 Default: the previous report stays.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         said = scripts.encode_report(report)
         self._run(self._flows.renew({}, {}, slots, said))
@@ -130,7 +130,7 @@ class Query(QueryBase):
                 and does not report missing messages.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return self._run(self._flows.settle(upto, batch))
 
@@ -143,7 +143,7 @@ class Query(QueryBase):
             upto: Last number of the batch, for each slot.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         self._run(self._flows.again(upto))
 
@@ -158,7 +158,7 @@ class Query(QueryBase):
             after: Last number to keep, for each slot. A missing slot counts as 0.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return self._run(self._flows.give_back(after))
 
@@ -166,7 +166,7 @@ class Query(QueryBase):
         """Make messages of the query dead letters, up to a number for each slot. Return how many.
 
         Raises:
-            QueryOwned: Another driver runs the query.
+            QueryOwned: Another process runs the query.
         """
         return self._run(self._flows.reject(upto, reason))
 

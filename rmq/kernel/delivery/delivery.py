@@ -209,8 +209,8 @@ class DeliveryData:
     def cancelled(self) -> threading.Event:
         """The event that is set when a program asks to cancel this delivery.
 
-        In a worker, the event is set soon after the request. Outside of a worker, only `extend`
-        sets it.
+        In a worker, the event is set soon after the request. Outside of a worker, it is set only
+        when a call on this delivery, such as `extend`, finds the request.
 
         An async handler also gets CancelledError. It must not call `wait` on the event, because
         `wait` blocks the event loop.

@@ -138,7 +138,7 @@ class Repair:
         dry_run: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Delete stubs that are confirmed or void, and old log rows of consumers.
+        """Delete stubs that are confirmed or void, and log rows of consumers that have died.
 
         A stub is the row of a message. Keep a stub as long as RMQ may deliver its message again.
         Without the stub, a consumer handles the message as if it had been sent without an outbox.

@@ -52,7 +52,7 @@ class Round(NamedTuple):
     Attributes:
         sent: Number of stubs that were sent again.
         waiting: Number of stubs that the resender postponed because their messages are waiting, in
-            flight or dead, or because they were redriven to another topic.
+            flight or dead, or were redriven to another topic.
         held: Number of stubs that the resender postponed because consumers have not yet handled
             later messages of the slot, or because Redis temporarily refused the stubs.
         exhausted: Number of stubs that became exhausted in this batch.
