@@ -292,14 +292,14 @@ def test_a_viewer_sees_messages_without_bodies(scene: Scene) -> None:
 
 
 def test_acked_messages_are_hidden_and_redacted_as_others_are(scene: Scene) -> None:
-    topic = scene.client.topic("kept", history=rmq.History(keep="1h", max_bytes="1MiB"))
+    topic = scene.client.topic("acked-cards", history=rmq.History(keep="1h", max_bytes="1MiB"))
     topic.send({"card": "visa", "n": 1}, headers={"Card": "x"})
     with topic.consumer() as consumer:
         consumer.ack(consumer.receive(1, wait=1))
 
     shown = {}
     for who in ("viewer", "reader", "admin"):
-        (found,) = scene.ask(who, f"{TOPICS}/kept/history").body["messages"]
+        (found,) = scene.ask(who, f"{TOPICS}/acked-cards/history").body["messages"]
         shown[who] = found["body"]["text"], found["headers"]["Card"]
     assert shown == {
         "viewer": ("(hidden)", "***"), "reader": ('{"card": "***", "n": 1}', "***"),
