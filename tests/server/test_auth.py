@@ -323,7 +323,7 @@ def test_nothing_is_decoded_of_bodies_that_are_hidden(
     def refused(how: int, data: bytes, most: int) -> bytes:
         raise AssertionError("all of a body is decompressed")
 
-    monkeypatch.setattr(compression, "beginning", beginning)
+    monkeypatch.setattr(compression, "decompress_beginning", beginning)
     monkeypatch.setattr(compression, "decompress", refused)
     paths = [
         f"{TOPICS}/packed/{rest}"
