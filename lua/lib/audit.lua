@@ -35,11 +35,11 @@ local function number_of(record)
     return
   end
   -- Skip the size of the headers and the size of their map.
-  at = at + (string.byte(record, at + 2) == 222 and 5 or 3)
+  at = at + (string.byte(record, at + 2) == LARGE_MAP and 5 or 3)
   if string.sub(record, at, at + 9) ~= NUMBER_HEADER then
     return
   end
-  local size = (string.byte(record, at + 10) or 160) - 160
+  local size = (string.byte(record, at + 10) or FIXED_STRING) - FIXED_STRING
   return parse_number(string.sub(record, at + 11, at + 10 + size))
 end
 

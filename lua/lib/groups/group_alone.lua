@@ -9,7 +9,7 @@ Scripts with a single message use only these functions.
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
 --- @include "lib/records/record"
-local SHORT_TEXT, SHORT_TEXT_END = 160, 192 -- first byte of a text of up to 31 bytes in msgpack
+local FIXED_STRING_END = 192 -- behind the first bytes of short texts in msgpack
 local MARK = 1 -- first byte of the header's value if it also has a weight or a share
 
 -- Return the name of a message's group, or nil if the message is not plain or has no group. The
@@ -22,13 +22,13 @@ local function plain_group(flags, text, at)
   if flags % (2 * HEADERS) ~= HEADERS or not value_byte then
     return nil
   end
-  if value_byte <= SHORT_TEXT or value_byte >= SHORT_TEXT_END or next_byte == MARK then
+  if value_byte <= FIXED_STRING or value_byte >= FIXED_STRING_END or next_byte == MARK then
     return nil
   end
   if string.sub(text, at + 3, at + 12) ~= GROUP_HEADER then
     return nil
   end
-  return string.sub(text, at + 14, at + 13 + value_byte - SHORT_TEXT)
+  return string.sub(text, at + 14, at + 13 + value_byte - FIXED_STRING)
 end
 
 -- Return the entry and the tag of a group whose first message goes out. `made`: how many groups the
@@ -120,7 +120,7 @@ local function entry_without(text, vtime, id)
   end
   local next_id = string.sub(text, GROUP_ENTRY_BYTES + 1, GROUP_ENTRY_BYTES + MEMBER)
   local in_front = string.sub(text, GROUP_ENTRY_BYTES + MEMBER + 1)
-  local next_priority, step, late = priority, UNIT / weight, vtime - UNIT
+  local next_priority, step, oldest_start = priority, UNIT / weight, vtime - UNIT
   if flags % 2 == SINGLE then
     member, out_priority = next_id, priority
   else
@@ -134,7 +134,7 @@ local function entry_without(text, vtime, id)
   if front == MEMBER and flags < MORE then
     priority, lane, place = 0, 0, 0 -- no message is held any more
   end
-  finish = (finish > late and finish or late) + step
+  finish = (finish > oldest_start and finish or oldest_start) + step
   local entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, out_priority, priority,
     lane, place, 0, front - MEMBER) .. in_front
   return entry, next_id, next_priority, tag

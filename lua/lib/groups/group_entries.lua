@@ -2,11 +2,16 @@
 -- share.
 --- @needs slot
 --- @include "lib/records/envelope"
+--- @include "lib/results/keep_header"
 --- @include "lib/scores/score_ranges"
--- Virtual time of a round, and the part of it between the first messages of two new groups.
-local UNIT, ROUND_PART = 64, 0.6180339887498949
+local UNIT = 64 -- virtual time of a round
+-- Part of a round between the first messages of two new groups. Multiples of the golden ratio,
+-- modulo 1, are spread evenly for any number of new groups.
+local ROUND_PART = 0.6180339887498949
 local GROUPS_RESTART = 1073741824 -- a quarter of the tags that the largest priorities can order
-local LANES, LANE_STEP, LANE_TRIES = 2095104, 1294849, 100 -- 1023 * 2048; a prime number
+local EXPONENT_LANES = 2048 -- lanes whose scores have the same exponent
+local LANES = 2095104 -- 1023 exponents
+local LANE_STEP, LANE_TRIES = 1294849, 100 -- the step is a prime number
 local NEAR_LANES = 262144 -- lanes that are tried first: Redis reads and writes their scores faster
 local LANE_PLACES = 2097152 -- 2^21 of each priority of a lane
 local LANE_FIRST = 1048576 -- the place of the first message in a lane: there is room before it
@@ -19,31 +24,42 @@ local UNGROUPED_MOST = 1000 -- messages without a group that are out
 local FRONT_MOST = 8 -- members
 local SINGLE, PAUSED_GROUP, HELD_BY_DEAD = 1, 2, 4 -- flags of an entry; SINGLE: one message is out
 local MORE = 8 -- the last flag: more is held than the front
--- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its
--- priority. Then the largest priority that is held (0: nothing is held), the lane and its next
--- place. Last the sizes of the share's name and of the front. Behind these are the share's name,
--- the front, and the numbers of older lanes, the oldest first.
+-- An entry:
+--
+--   1       B     flags
+--   2-9     d     finish: virtual time at which the group's next message begins
+--   10      B     weight
+--   11-23   c13   the member that is out; or in two bytes, how many are out
+--   24-26   I3    priority of that member
+--   27-29   I3    the largest priority that is held; 0: nothing is held
+--   30-32   I3    the lane
+--   33-36   I4    the next place in the lane
+--   37      B     size of the share's name
+--   38      B     size of the front
+--   39 ..         the share's name, the front, and the numbers of older lanes, the oldest first
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
 local MEMBER_AT = 11 -- position in an entry of the member that is out
-local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority, 0: nothing is held
+local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority; nothing is held
 local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
 local GROUP_ENDED = '' -- instead of an entry: nothing is left of the group
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
-local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- in msgpack; rmq-audit has as many bytes
+local GROUP_HEADER = '\169rmq-group' -- in msgpack
+local HEADER_BYTES = 10 -- of GROUP_HEADER, NUMBER_HEADER and BATCH_HEADER
 
 -- Return the score of a place in a lane, as text. lib/groups/groups describes it.
 --- @inline
 local function lane_score(lane, priority, place)
   local parts = priority * LANE_PLACES + LANE_PLACES - 1 - place
   return string.format('%.17g',
-    -math.ldexp(1 + lane % 2048 / 2048 + parts / PLACE_PARTS, math.floor(lane / 2048)))
+    -math.ldexp(1 + lane % EXPONENT_LANES / EXPONENT_LANES + parts / PLACE_PARTS,
+      math.floor(lane / EXPONENT_LANES)))
 end
 
 -- Return the difference between the scores of two neighboring places in a lane.
 --- @inline
 local function place_step(lane)
-  return math.ldexp(1 / PLACE_PARTS, math.floor(lane / 2048))
+  return math.ldexp(1 / PLACE_PARTS, math.floor(lane / EXPONENT_LANES))
 end
 
 -- Return the tag in the score of a message that waits in a priority.
@@ -77,17 +93,23 @@ end
 -- group's.
 local function group_at(text, at)
   at = at + 3 -- past the size of the headers and the size of their map
-  if string.byte(text, at - 1) == 222 then
+  if string.byte(text, at - 1) == LARGE_MAP then
     at = at + 2
   end
-  if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-audit' then
-    at = at + HEADER_BYTES + 1 + (string.byte(text, at + HEADER_BYTES) or 160) - 160
+  if string.sub(text, at, at + HEADER_BYTES - 1) == NUMBER_HEADER then
+    local value_byte = string.byte(text, at + HEADER_BYTES) or FIXED_STRING
+    at = at + HEADER_BYTES + 1 + value_byte - FIXED_STRING
   end
-  if string.sub(text, at, at + HEADER_BYTES - 2) == '\168rmq-keep' then -- a byte shorter
-    at = at + HEADER_BYTES + (string.byte(text, at + HEADER_BYTES - 1) or 160) - 160
-    if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-batch' then
-      local size, long_size = string.byte(text, at + HEADER_BYTES, at + HEADER_BYTES + 1)
-      at = at + HEADER_BYTES + 1 + (size == 217 and 1 + (long_size or 0) or (size or 160) - 160)
+  if string.sub(text, at, at + HEADER_BYTES - 2) == KEEP_HEADER then -- a byte shorter
+    local value_byte = string.byte(text, at + HEADER_BYTES - 1) or FIXED_STRING
+    at = at + HEADER_BYTES + value_byte - FIXED_STRING
+    if string.sub(text, at, at + HEADER_BYTES - 1) == BATCH_HEADER then
+      local kind, long_size = string.byte(text, at + HEADER_BYTES, at + HEADER_BYTES + 1)
+      local size = (kind or FIXED_STRING) - FIXED_STRING
+      if kind == LONG_STRING then
+        size = 1 + (long_size or 0)
+      end
+      at = at + HEADER_BYTES + 1 + size
     end
   end
   if string.sub(text, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
@@ -99,12 +121,12 @@ local function group_at(text, at)
   if not size then -- the record is cut short
     return '', 1
   end
-  if kind == 218 then
+  if kind == LONGER_STRING then
     name = string.sub(text, at + 3, at + 2 + size * 256 + (low or 0))
-  elseif kind == 217 then
+  elseif kind == LONG_STRING then
     name = string.sub(text, at + 2, at + 1 + size)
   else
-    name = string.sub(text, at + 1, at + kind - 160)
+    name = string.sub(text, at + 1, at + kind - FIXED_STRING)
   end
   if string.byte(name, 1) == 1 then
     return parse_group(name)

@@ -3,6 +3,9 @@
 --- @include "lib/records/record_bytes"
 -- First header of an audited message (lib/audit), in msgpack.
 local NUMBER_HEADER = '\169rmq-audit'
+-- First bytes in msgpack: of a text of less than 32 bytes, to which its size is added; of a text of
+-- up to 255 and up to 65535 bytes, before its size; of a map with more than 15 entries.
+local FIXED_STRING, LONG_STRING, LONGER_STRING, LARGE_MAP = 160, 217, 218, 222
 
 -- Return the position of the headers of a record, which begin with their size; nil if it has no
 -- headers.

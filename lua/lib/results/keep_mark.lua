@@ -6,10 +6,8 @@
 --- @include "lib/records/envelope"
 --- @include "lib/results/keep_header"
 local KEEP_DIGITS = 9 -- of the value: 31 years
-local LONG_STRING = 217 -- first byte of a text of 32 to 255 bytes; the size follows
 local MARK_MOST = 24 -- the mark ends at most so many bytes behind the first byte of the headers
-local FIXED_STRING = 160 -- first byte of a text of less than 32 bytes, plus its size, in msgpack
-local FIXED_MAP, FIXED_MAP_MOST, LARGE_MAP = 128, 15, 222 -- the same for a map; a larger map
+local FIXED_MAP, FIXED_MAP_MOST = 128, 15 -- first byte of a small map minus its size; largest size
 
 -- Return where the first header of a record is, and where the mark is if the record has one. `at`:
 -- where its headers begin.
