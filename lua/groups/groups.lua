@@ -6,13 +6,22 @@ ARGV[1]   cursor               0 for the first page, or the cursor of the last a
           cursor of another server, the scan begins again.
 ARGV[2]   limit                1 to 100: approximate number of groups in a page.
 ARGV[3..] name, member         to read only this group, not a page; and one of its messages or ''.
-Returns   {cursor of the next page, 0 at the end; 1 for a first page, else 0; number of held
-          messages before the member, or -1; a list for each group}. The list is {name, flags,
-          number of messages out, weight, share or '', the message out, its score in the StoreQueue,
-          number of messages held, {lanes}, {heads}, dead letter or ''}.
-          The flags are 1: one message at a time, 2: paused, 4: held by the dead letter. The message
-          out is '' if several may be out, and its score is '' if it is in flight. Heads are the
-          first held messages of each priority in each lane, 16 at most.
+Returns   {cursor of the next page, 0 at the end,
+           1 for a first page, else 0,
+           number of held messages before the member, or -1,
+           a list for each group}. The list is
+          {name,
+           flags: the sum of 1: one message at a time, 2: paused, 4: held by the dead letter, and 8:
+           more messages are held than the entry names,
+           number of messages out,
+           weight,
+           share, or '',
+           the message out, or '' if several may be out,
+           its score in the StoreQueue, or '' if it is in flight,
+           number of messages held,
+           {lanes},
+           {heads}: the first held message of each priority in each lane, at most 16,
+           dead letter, or ''}
 Cost      O(p log L), p = priorities of held messages in the groups of the page, at most 16 for each
           group, L = messages waiting in the slot
 Atomic    Reads only. A group that exists from the first page to the last is on at least one page.
@@ -23,7 +32,8 @@ Atomic    Reads only. A group that exists from the first page to the last is on 
 --- @include "lib/scan_cursor"
 local PAGE_MOST, PRIORITIES_MOST = 100, 16
 
--- Append the first message of each priority of a lane, up to 16 in all lanes.
+-- Append the first message of each priority of a lane to `heads`, up to 16 in all lanes. After each
+-- head, the search continues behind the last place of its priority.
 local function add_heads(lane, heads)
   local low, high = lane_range(lane)
   while #heads < PRIORITIES_MOST do
@@ -38,6 +48,13 @@ local function add_heads(lane, heads)
 end
 
 -- Return how many held messages of these lanes are before a score; -1 if no lane has the score.
+--
+-- A message of an older lane goes first within its priority. For example, the lanes are 1, 2 and 3,
+-- from old to new. A score is of priority 5 in lane 2. Then these messages are before it:
+--
+--   lane 1   priority 5 and larger
+--   lane 2   scores below its own
+--   lane 3   priority 6 and larger
 local function count_ahead(lanes, score)
   local own, priority = held_place(score)
   local ahead, is_older = 0, true

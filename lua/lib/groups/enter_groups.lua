@@ -39,9 +39,10 @@ local function entering_groups(setting, head, rests, before, count, step)
   end
 end
 
--- Hold the messages from a position on that have the same group as the message before: they get the
--- next places in its lane. Return the position of the first message that enter_group must handle.
-local function hold_run(groups, new, members, from, priority)
+-- Hold the messages from a position on that have the same group as the message before. They get the
+-- next places in its lane: the scores of neighboring places differ by a step. Return the position
+-- of the first message that enter_group must handle.
+local function hold_same_group(groups, new, members, from, priority)
   local names, weights, name = new.names, new.weights, new.names[from]
   local entry = entry_in(groups, name)
   if entry.lane_priority ~= priority then
@@ -73,7 +74,7 @@ local function enter_all(setting, head, rests, before, members, priority)
     enter_group(groups, names[i], new.weights[i], new.shares[i], members[i], priority)
     i = i + 1
     if names[i] == names[i - 1] then
-      i = hold_run(groups, new, members, i, priority)
+      i = hold_same_group(groups, new, members, i, priority)
     end
   end
   write_groups(groups)
