@@ -128,7 +128,7 @@ IN_ORDER: dict[str, list[Change]] = {
     ],
 }
 
-_SETTLED = "entry.out - #left"
+_SETTLED = "entry.out - #departed"
 _PLACE_HELD = "priority * 2097152 + 2097152 - 1 - place"
 # Hunted by the machine of topics with groups: of ordered groups,
 GROUPS: dict[str, list[Change]] = {
@@ -154,9 +154,9 @@ GROUPS: dict[str, list[Change]] = {
     "a dead letter holds nobody": [("reject", "and groups.hold_dead and", "and false and")],
     # and of those of which several are out.
     "a leave is counted twice": [
-        ("ack", _SETTLED, "entry.out - 2 * #left"),
+        ("ack", _SETTLED, "entry.out - 2 * #departed"),
         ("ack", "'>I2', count - 1", "'>I2', math.max(0, count - 2)"),
-        ("reject", _SETTLED, "entry.out - 2 * #left"),
+        ("reject", _SETTLED, "entry.out - 2 * #departed"),
     ],
     "a leave is not counted": [("reject", _SETTLED, "entry.out")],
 }

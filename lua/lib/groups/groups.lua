@@ -42,14 +42,21 @@ is out, and the group waits for it.
 local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
 
 -- Return the state of a slot's groups within one script call. `setting`: the field `groups` of the
--- slot. The table has
---   most, ordered, hold_dead: the settings; vtime, lane, count: counters of the slot
---   entries: text or table by name, false if the group has no entry; changed: names to be written
+-- slot. The functions below change this table. It has
+--   most, ordered, hold_dead: the settings
+--   vtime, lane, count: counters of the slot; lane_was, count_was: as Redis has them
+--   restarts: whether `vtime` has to be written
+--   entries: by name, a text or a table, or false if the group has no entry
+--   changed: names of entries that have to be written; touched: the set of these names
+--   shares: by name, a share in use; share_names: names of these shares. Nil if no share is in use
 --   add, move: scores and members for the StoreQueue; `move` is for messages that leave a lane
 --   moved, pending: how many messages went out since the last write, and the set of them
---   departing: names of groups that messages have left; departed: by name, a member or a list
---   died, lost: by name, a member that died, and whether the front has to be read again
---   fresh: lanes that this call uses; firsts: by range of a lane, the place of its first message
+--   departing: names of groups that messages have left
+--   departed: by name, the list of members that were out; died: by name, a member that died
+--   lost: by name, whether the front has to be read again
+--   used_lanes: lanes that this call uses
+--   firsts: by the start of a range of a lane, the place of its first message
+--   priority, step: the arguments and the result of the last call of step_of
 local function open_groups(setting)
   local most, ordered, hold = string.match(setting, '^(%d+):([01]):([01])$')
   local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
@@ -57,7 +64,7 @@ local function open_groups(setting)
     vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0),
     lane_was = lane, count_was = count, entries = {}, touched = {}, changed = {},
     add = {}, move = {}, pending = {}, departed = {}, departing = {}, died = {}, lost = {},
-    moved = 0, fresh = {}, firsts = {} }
+    moved = 0, used_lanes = {}, firsts = {} }
 end
 
 -- Restart the virtual time if it is large and no message waits that it orders.
@@ -182,13 +189,13 @@ end
 -- or its share.
 --- @inline
 local function next_tag(groups, entry)
-  local timer, now = entry, groups.vtime
+  local clock_owner, vtime = entry, groups.vtime
   if entry.share then
-    timer = share_of(groups, entry)
+    clock_owner = share_of(groups, entry)
   end
-  local finish, late = timer.finish, now - UNIT
-  timer.finish = (finish > late and finish or late) + UNIT / entry.weight
-  return math.floor(finish > now and finish or now)
+  local finish, oldest_start = clock_owner.finish, vtime - UNIT
+  clock_owner.finish = (finish > oldest_start and finish or oldest_start) + UNIT / entry.weight
+  return math.floor(finish > vtime and finish or vtime)
 end
 
 -- Let a message go out: it may be received. `add`: groups.add for a new message, groups.move for a
@@ -255,9 +262,12 @@ end
 -- again. Return false, and change nothing, if that message does not wait in a priority.
 local function go_before(groups, entry, id, priority)
   local out_id = entry.member
-  local score = groups.pending[out_id] and PRIORITY_MIN
-    or tonumber(redis.call('ZSCORE', store, out_id) or 0)
-  if score < PRIORITY_MIN or score >= PRIORITY_END then
+  local may_step_back = groups.pending[out_id] -- this call let it out: its score is not written
+  if not may_step_back then
+    local score = tonumber(redis.call('ZSCORE', store, out_id) or 0)
+    may_step_back = score >= PRIORITY_MIN and score < PRIORITY_END
+  end
+  if not may_step_back then
     return false
   end
   groups.moved, groups.pending[out_id] = groups.moved - 1, nil
@@ -335,8 +345,13 @@ local function enter_group(groups, name, weight, share, id, priority)
   local stopped = is_stopped(entry)
   if entry.lane_priority == 0 and not stopped and entry.out < most_of(groups, name) then
     go_out(groups, entry, groups.add, id, priority)
-  elseif stopped or not entry.member or priority <= math.max(entry.priority, entry.lane_priority)
-      or not go_before(groups, entry, id, priority) then
+    return
+  end
+  local has_gone_out = false
+  if entry.member and not stopped and priority > math.max(entry.priority, entry.lane_priority) then
+    has_gone_out = go_before(groups, entry, id, priority)
+  end
+  if not has_gone_out then
     hold_back(groups, entry, id, priority)
   end
 end
@@ -359,17 +374,22 @@ local function return_group(groups, name, weight, share, id, priority)
   touch(groups, name)
 end
 
+-- Return the list of members that were out and have left a group, which the caller may extend.
+--- @inline
+local function departed_from(groups, name)
+  local departed = groups.departed[name]
+  if not departed then
+    departed = {}
+    groups.departed[name] = departed
+    groups.departing[#groups.departing + 1] = name
+  end
+  return departed
+end
+
 -- Note that a message which was out has left its group. `died`: it became a dead letter.
 local function leave_group(groups, name, id, died)
-  local left = groups.departed[name]
-  if not left then
-    groups.departed[name] = id
-    groups.departing[#groups.departing + 1] = name
-  elseif type(left) == 'string' then
-    groups.departed[name] = { left, id }
-  else
-    left[#left + 1] = id
-  end
+  local departed = departed_from(groups, name)
+  departed[#departed + 1] = id
   if died then
     groups.died[name] = groups.died[name] or id
   end
@@ -377,10 +397,7 @@ end
 
 -- Note that a message which was not out has left its group. `died`: it became a dead letter.
 local function leave_lane(groups, name, id, died)
-  if not groups.departed[name] then
-    groups.departed[name] = {}
-    groups.departing[#groups.departing + 1] = name
-  end
+  departed_from(groups, name)
   groups.died[name] = groups.died[name] or died and id
   groups.lost[name] = true
 end
@@ -472,14 +489,13 @@ local function write_groups(groups)
   return moved > 0
 end
 
--- Update an entry after messages have left its group. `left`: a member, or a list of members.
-local function reduce_group(groups, entry, left)
-  left = type(left) == 'string' and { left } or left
+-- Update an entry after messages have left its group. `departed`: members that were out.
+local function reduce_group(groups, entry, departed)
   if entry.flags % 2 ~= SINGLE then
-    entry.out = math.max(0, entry.out - #left)
+    entry.out = math.max(0, entry.out - #departed)
   end
-  for i = 1, entry.member and #left or 0 do
-    if left[i] == entry.member then
+  for i = 1, entry.member and #departed or 0 do
+    if departed[i] == entry.member then
       entry.member, entry.out = nil, 0
     end
   end
@@ -500,13 +516,12 @@ local function settle_groups(groups)
   load_groups(groups, names)
   for i = 1, #names do
     local name = names[i]
-    local text, left = groups.entries[name], groups.departed[name]
-    if not text and groups.died[name] and groups.hold_dead and name ~= '' then
-      text = new_entry(groups, name, 1) -- a delayed message has died; none of the group was out
+    local entry = entry_in(groups, name)
+    if not entry and groups.died[name] and groups.hold_dead and name ~= '' then
+      entry = new_entry(groups, name, 1) -- a delayed message has died; none of the group was out
     end
-    if text then
-      local entry = entry_in(groups, name)
-      reduce_group(groups, entry, left)
+    if entry then
+      reduce_group(groups, entry, groups.departed[name])
       touch(groups, name)
       if not is_stopped(entry) then
         fill_group(groups, entry)

@@ -17,12 +17,17 @@ local function lane_range(lane, priority)
 end
 
 -- Split a score below 0 into lane, priority and place.
+--
+-- frexp returns the exponent of the double plus 1, and a number from 0.5 to 1 with the fraction.
+-- Each multiplication moves the next bits of the fraction before the point, and `% 1` takes the
+-- bits behind it. For example, lane 2050 has the exponent 1, and the first 11 bits are 2.
 local function held_place(score)
-  local part, exponent = math.frexp(-score)
-  local lane = (2 * part - 1) * 2048
-  local priority = lane % 1 * PRIORITY_END
-  local place = LANE_PLACES - 1 - priority % 1 * LANE_PLACES
-  return (exponent - 1) * 2048 + math.floor(lane), math.floor(priority), place
+  local half, exponent = math.frexp(-score)
+  local lane_bits = (2 * half - 1) * EXPONENT_LANES
+  local priority_bits = lane_bits % 1 * PRIORITY_END
+  local place = LANE_PLACES - 1 - priority_bits % 1 * LANE_PLACES
+  local lane = (exponent - 1) * EXPONENT_LANES + math.floor(lane_bits)
+  return lane, math.floor(priority_bits), place
 end
 
 -- Return whether a lane has no message.
@@ -35,8 +40,8 @@ end
 local function free_lane(groups)
   local lane = (groups.lane + 1) % NEAR_LANES
   for _ = 1, LANE_TRIES do
-    if not groups.fresh[lane] and is_empty(lane) then
-      groups.lane, groups.fresh[lane] = lane, true
+    if not groups.used_lanes[lane] and is_empty(lane) then
+      groups.lane, groups.used_lanes[lane] = lane, true
       return lane
     end
     lane = (lane + LANE_STEP) % LANES

@@ -85,12 +85,16 @@ local function leaving_groups(ids, died, later, scores, leave_plainly)
     for n = 1, #(others or ids) do
       local i = others and others[n] or n
       local id, name = ids[i], names[i]
-      local score = scores and tonumber(scores[i]) or PRIORITY_MIN
+      local in_flight, score = true, 0
+      if scores and scores[i] then
+        in_flight, score = false, tonumber(scores[i])
+      end
       local ordered = groups.ordered and name ~= ''
       local stays_out = ordered and later and later[id]
       local is_dead = died == true or died and died[id]
       -- Of messages that wait for their time, only the retry of an ordered group is out.
-      if score >= 0 and not stays_out and (score < PRIORITY_END or ordered) then
+      local was_out = in_flight or score >= 0 and (score < PRIORITY_END or ordered)
+      if was_out and not stays_out then
         leave_group(groups, name, id, is_dead)
       elseif score < 0 or is_dead then
         leave_lane(groups, name, id, is_dead)
