@@ -32,7 +32,7 @@ local groups = open_groups(setting)
 load_groups(groups, { ARGV[4] })
 local entry = entry_in(groups, ARGV[4])
 allow_oom(store)
-local flag = ARGV[5] == 'dead' and HELD_BY_DEAD or PAUSED_GROUP
+local flag = ARGV[5] == 'dead' and STOPPED_BY_DEAD or PAUSED_GROUP
 if not entry or not start_group(groups, entry, flag) then
   return 0
 end

@@ -1,5 +1,5 @@
 --[[
-groups: read groups of a slot that have messages out, are paused, or are held by a dead letter.
+groups: read groups of a slot that have messages out, are paused, or are stopped by a dead letter.
 Changes nothing.
 
 ARGV[1]   cursor               0 for the first page, or the cursor of the last answer. With a
@@ -9,10 +9,10 @@ ARGV[3..] name, member         to read only this group, not a page; and one of i
 Returns   {cursor of the next page, 0 at the end,
            1 for a first page, else 0,
            number of held messages before the member, or -1,
-           a list for each group}. The list is
+           a list for each group}.
+          The list of a group is
           {name,
-           flags: the sum of 1: one message at a time, 2: paused, 4: held by the dead letter, and 8:
-           more messages are held than the entry names,
+           flags,
            number of messages out,
            weight,
            share, or '',
@@ -21,7 +21,9 @@ Returns   {cursor of the next page, 0 at the end,
            number of messages held,
            {lanes},
            {heads}: the first held message of each priority in each lane, at most 16,
-           dead letter, or ''}
+           dead letter, or ''}.
+          The flags are a sum of 1: one message at a time, 2: paused, 4: stopped by the dead letter.
+          The flag 8 says that more messages are held than the entry names.
 Cost      O(p log L), p = priorities of held messages in the groups of the page, at most 16 for each
           group, L = messages waiting in the slot
 Atomic    Reads only. A group that exists from the first page to the last is on at least one page.

@@ -13,7 +13,7 @@ Returns   A list of numbers, and a text at its end:
           16-28  counters: accepted, merged, delivered, settled, returned (failed deliveries that
                  went back at once), rolled back, dead-lettered, redriven, cancelled, expired,
                  dropped, purged, dead letters dropped
-          29-30  paused groups, groups held by a dead letter
+          29-30  paused groups, groups stopped by a dead letter
           31-32  pending follow-ups and ends of batch members, and how long the oldest of the
                  follow-ups for up to 24 targets has waited, ms
           33     results

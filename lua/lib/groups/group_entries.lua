@@ -22,7 +22,8 @@ local LANE_BYTES = 3 -- of the number of an older lane in an entry
 local PLACE_PARTS = 4503599627370496 -- 2^52: steps in the fraction of a double
 local UNGROUPED_MOST = 1000 -- messages without a group that are out
 local FRONT_MOST = 8 -- members
-local SINGLE, PAUSED_GROUP, HELD_BY_DEAD = 1, 2, 4 -- flags of an entry; SINGLE: one message is out
+-- Flags of an entry. SINGLE: one message is out.
+local SINGLE, PAUSED_GROUP, STOPPED_BY_DEAD = 1, 2, 4
 local MORE = 8 -- the last flag: more is held than the front
 -- An entry:
 --

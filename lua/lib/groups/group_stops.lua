@@ -1,4 +1,4 @@
--- Stop and start groups: a group may be paused, or held by a dead letter.
+-- Stop and start groups: a group may be paused, or stopped by a dead letter.
 --- @needs slot store records
 --- @include "lib/groups/groups"
 
@@ -60,7 +60,7 @@ local function start_group(groups, entry, flag)
   entry.flags = entry.flags - flag
   touch(groups, entry.name)
   redis.call('HINCRBY', slot, counter_of(flag), -1)
-  if flag == HELD_BY_DEAD then
+  if flag == STOPPED_BY_DEAD then
     redis.call('HDEL', slot, '!' .. entry.name)
   end
   if not is_stopped(entry) then

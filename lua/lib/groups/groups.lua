@@ -25,7 +25,7 @@ The entry of a group also has its first held messages, as far as they have one p
 the front is empty, that priority is an upper bound.
 
 The entry is the field `/<name>` of the slot's hash. It exists while a message of the group is out,
-and while the group is paused or held by a dead letter. A named share has `%<share>`. The field
+and while the group is paused or stopped by a dead letter. A named share has `%<share>`. The field
 `groups` of the slot has the settings of all its groups. A slot without that field reads and writes
 none of this.
 
@@ -230,7 +230,7 @@ local function hold_back(groups, entry, id, priority, first)
   touch(groups, entry.name)
 end
 
--- Return whether a group is paused or held by a dead letter.
+-- Return whether a group is paused or stopped by a dead letter.
 local function is_stopped(entry)
   return entry.flags % MORE >= PAUSED_GROUP
 end
@@ -502,9 +502,9 @@ local function reduce_group(groups, entry, departed)
   if groups.lost[entry.name] then
     look_up_front(groups, entry)
   end
-  local is_held = entry.flags % MORE >= HELD_BY_DEAD
-  if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and not is_held then
-    entry.flags = entry.flags + HELD_BY_DEAD
+  local already = entry.flags % MORE >= STOPPED_BY_DEAD
+  if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and not already then
+    entry.flags = entry.flags + STOPPED_BY_DEAD
     redis.call('HINCRBY', slot, 'groups_held', 1)
     redis.call('HSET', slot, '!' .. entry.name, groups.died[entry.name])
   end
