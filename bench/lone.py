@@ -186,7 +186,7 @@ class Rmq(Driver):
         transport: Any = self._transport
         try:
             step = flow.send(value)
-            while not (isinstance(step, AwaitSignal) and consumer._flows.state.credits.standing):
+            while not (isinstance(step, AwaitSignal) and consumer._flows.state.credits.by_slot):
                 perform = transport._command if isinstance(step, Command) else transport._step
                 step = flow.send(await _now(perform(step)))
         except StopIteration as stop:
