@@ -48,7 +48,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return noted
 
-    monkeypatch.setattr(compression, "decompress_beginning", noting(compression.decompress_beginning))
+    beginning = noting(compression.decompress_beginning)
+    monkeypatch.setattr(compression, "decompress_beginning", beginning)
     monkeypatch.setattr(compression, "decompress", noting(compression.decompress))
     return sizes
 
