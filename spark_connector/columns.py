@@ -289,7 +289,7 @@ class Rows:
         return self._before + self._rows[max(0, self._bodies.read - 1)] + 1
 
     def push(self, batch: pa.RecordBatch, stage_of: Callable[[str | None], Stage]) -> None:
-        """Add the messages of a record batch to the stages of their topics.
+        """Store the messages of a record batch until the commit publishes them.
 
         A stage keeps messages outside of all queues until the commit. The method encodes the batch
         in parts.

@@ -400,9 +400,10 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise not_subscribed(topic, self._options.at.topic)
 
     def _after(self, known: Offset, newest: Offset, topic: str) -> Position:
-        """Return the position of a topic in `known`.
+        """Return the position up to which the query has read a topic.
 
-        Slots that were added later start at their beginning.
+        If the topic has more slots (parts) since then, the query reads the new slots from the
+        beginning.
 
         Raises:
             HistoryLost: The topic was created again, and failOnDataLoss is true.

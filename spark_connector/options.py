@@ -369,8 +369,9 @@ class HistoryOptions:
     """The options of a read of the history, in a batch or as a stream.
 
     Attributes:
-        start: First messages to read: a word, a time in epoch ms, or positions.
-        end: Last messages to read, in the same forms. Only batch reads have it.
+        start: Beginning of the read: "earliest" or "latest", a time in epoch ms, or a position for
+            each topic.
+        end: End of the read, in one of the same forms. Only batch reads have an end.
         fails: Whether the read fails if RMQ has removed messages that the read did not get.
     """
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def owner(process: int | None = None) -> str:
-    """Return the name of the query's owner. By default, it names the JVM that started this process.
+    """Return a name for the process that runs the query. By default, it is the JVM of this process.
 
     If the query restarts in the same JVM, the owner is the same, because a JVM does not run a query
     twice. The name has the start time of the JVM, because process ids can be used again.
@@ -161,10 +161,10 @@ class QueryLease:
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
         """Renew the lease in all slots of a topic.
 
-        Return which messages the query has in each slot. The result counts the messages between the
-        sequence numbers `after` and `upto`. The first call waits until the ownership of an earlier
-        driver has expired. If the topic was deleted, the result is empty. If a deleted topic was
-        created again, pass an empty `after`.
+        Return how many messages the query has in each slot (part of the topic). The result counts
+        the messages between the sequence numbers `after` and `upto`. The first call waits until the
+        ownership of an earlier driver has expired. If the topic was deleted, the result is empty.
+        If a deleted topic was created again, pass an empty `after`.
 
         Raises:
             QueryOwned: Another driver is running this query.
@@ -264,7 +264,7 @@ class QueryLease:
         return are_renewed
 
     def lapses(self) -> int:
-        """Return how often the lease may have expired because this process or Redis stood still."""
+        """Return the number of pauses in which the lease of the query may have expired."""
         return self._lapses + (time.monotonic() - self._renewed_at > self._options.lease_s)
 
     def _note_renewal(self) -> None:
@@ -373,7 +373,10 @@ class QueryLease:
             self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 
     def begun(self, topic: str, batch: str, by: str) -> int:
-        """Return how many runs of the query have started a batch. This run counts as well."""
+        """Return how many runs of the query have started the same batch.
+
+        This run counts as well.
+        """
         return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
@@ -394,7 +397,7 @@ class QueryLease:
         return query.max_retries, query._context.identity
 
     def _lose(self, topic: str, error: TopicNotFound | TopicVanished) -> None:
-        """Continue without a topic that was deleted, or raise an error."""
+        """Handle the deletion of a topic: continue without the topic, or raise an error."""
         if self._options.on_topic_loss == "fail":
             raise type(error)(gone(topic, error)) from error
         if topic not in self.lost:
@@ -410,7 +413,7 @@ class QueryLease:
         self._queries.pop(topic, None)
 
     def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
-        """Stop renewing the lease, so that another driver can continue immediately.
+        """Stop renewing the lease, so that another process can run the query immediately.
 
         The query keeps its messages. But RMQ releases the messages after the sequence numbers in
         `beyond`, because Spark has no offset for them.

@@ -120,12 +120,12 @@ def stream_schema(headers: bool | tuple[str, ...], query: bool = False) -> Struc
     """Return the columns of a streaming read.
 
     Args:
-        headers: True to add the column `headers`, or names of headers. Each of these headers
-            becomes a column.
-        query: True to add the column `query`, for `reject` and `nack`.
+        headers: True for one column `headers` with all headers. Or names of headers, each of which
+            becomes a column of its own.
+        query: Whether to add the column `query`, which the functions `reject` and `nack` need.
 
     Raises:
-        InvalidValue: A header has the name of a column.
+        InvalidValue: A header has the same name as another column.
     """
     return _schema(_MESSAGE + _TAKEN + _headers(headers) + (_QUERY if query else ()))
 

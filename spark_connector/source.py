@@ -70,7 +70,11 @@ class RmqDataSource(DataSource):
         return schema.stream_schema(parsed.headers, parsed.query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming read of messages, or the streaming read of the history."""
+        """Return the object with which Spark reads a stream.
+
+        With the option for a history, Spark reads acked messages from the history of a topic.
+        Otherwise Spark receives messages from the queue.
+        """
         from spark_connector import options
         from spark_connector.schema import history_schema, refuse_other_schema, stream_schema
 
@@ -87,7 +91,7 @@ class RmqDataSource(DataSource):
         return RmqStreamReader(parsed, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch read. It changes nothing in the queues."""
+        """Return the object with which Spark reads a batch. The read does not change the queues."""
         from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
@@ -108,7 +112,7 @@ class RmqDataSource(DataSource):
         return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch write.
+        """Return the object with which Spark writes a batch.
 
         Raises:
             ConfigurationError: An option or the schema is wrong.
@@ -118,7 +122,7 @@ class RmqDataSource(DataSource):
         return batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the streaming write. It publishes each batch once."""
+        """Return the object with which Spark writes a stream. It publishes each batch once."""
         from spark_connector.writer import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)

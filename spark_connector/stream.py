@@ -417,12 +417,13 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _log.warning("%s", error)
 
     def _log_gaps(self, topic: str, gone: int) -> None:
-        """Log that some sequence numbers of a batch have no messages.
+        """Log that messages of a batch are missing, because RMQ gave them back to their queue.
 
-        This happens if a driver died before Spark wrote the offset, or if somebody replaced a
-        checkpoint by an older copy. With an older copy, sinks drop the batch, because they have
-        already written a batch with its number. So no other message may get the missing sequence
-        numbers.
+        The lease of the query has expired, and the offset in Spark's checkpoint is older. This
+        happens if Spark's driver process died before it wrote the offset, or if somebody restored
+        an old checkpoint. RMQ does not use the numbers of the missing messages for other messages.
+        With an old checkpoint, a sink ignores the batch, because the sink has already written a
+        batch with this number. Other messages in this batch would get lost.
         """
         if gone:
             _log.warning(
@@ -453,9 +454,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._left if most is None else min(most, self._left)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the figures that Spark shows in the progress of the query as the latest offset.
+        """Return the numbers that Spark shows in the progress of the query as the latest offset.
 
-        The figures are the numbers of waiting messages for each topic and slot, and the counts in
+        The result has the number of waiting messages for each topic and slot, and the counts in
         `Progress`.
         """
         if self._query_lease is None or not self._begun:
@@ -576,12 +577,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
-        """End the ownership of the query, so that another driver can continue immediately.
+        """Let another driver (the process that runs the query) continue immediately.
 
         The query keeps the messages of its batches, because a restart replays these batches. RMQ
-        releases messages that were received ahead, because Spark has no offset for them. Spark
-        calls this method when the driver has crashed or a call has raised an error. At a clean
-        stop, Spark sends SIGTERM, see `_stop_on_sigterm`.
+        releases messages that were received for the next batch, because Spark has no offset for
+        them. Spark calls this method when the driver has crashed or a call has raised an error. At
+        a clean stop, Spark sends SIGTERM, see `_stop_on_sigterm`.
         """
         if self._query_lease is None:
             return
@@ -694,7 +695,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def unread(options: StreamOptions, batch: int) -> str:
-    """Return the error text for a batch that no task has read before its end."""
+    """Return the error text for a batch that Spark ended before a task had read it."""
     return (
         f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
         "read any. Either a sink dropped it because it had seen the batch's number, as file sinks "

@@ -1,4 +1,4 @@
-"""Write batches and streams. Tasks stage their rows, and the commit publishes the rows.
+"""Write batches and streams. Tasks store their rows, and the commit publishes the rows.
 
 A stage keeps rows in Redis. No consumer receives the rows of a stage. The commit publishes only the
 stages of successful tasks. It does not publish the stage of a failed task, or of a repeated task
@@ -34,7 +34,7 @@ STAGE_TTL_S = 86_400.0  # lifetime of a stage that is never committed
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The stages that a task has written, and the query to which they belong."""
+    """The stages (stored rows) that a task has written, and the query to which they belong."""
 
     staged: list[rmq.StageContent]
     query: str | None = None
@@ -73,7 +73,7 @@ class _Sink:
         return client.topic(name, codec=columns.Encoded(self.options.codec))
 
     def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
-        """Return the topic that records the stages of a batch, or None if the batch has no stage.
+        """Return the topic that records the stored rows (stages) of a batch, or None for no rows.
 
         The option `topic` names this topic. Without this option, the method chooses the first topic
         of the stages by name, so that a repeated batch has the same topic.
@@ -82,7 +82,7 @@ class _Sink:
         return self.topic(client, name) if name else None
 
     def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
-        """Stage the rows of a task, with one stage for each topic.
+        """Store the rows of a task until the commit, with one stage for each topic.
 
         If the task fails, drop its stages.
         """
@@ -118,7 +118,7 @@ class _Sink:
     def publish(
         self, written: Sequence[Written], query: str | None = None, batch: int | None = None
     ) -> None:
-        """Publish the stages of tasks. RMQ publishes a batch of a query only once."""
+        """Publish the rows that tasks have stored. RMQ publishes a batch of a query only once."""
         staged = [content for each in written for content in each.staged]
         with connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -127,7 +127,7 @@ class _Sink:
                 )
 
     def discard(self, written: Sequence[Written], query: str | None) -> None:
-        """Drop the stages of tasks. If their publication has begun, do nothing."""
+        """Delete the rows that tasks have stored. If RMQ has begun to publish them, do nothing."""
         staged = [content for each in written for content in each.staged]
         with contextlib.suppress(RMQError), connect(self.options.at) as client:
             if topic := self.home(client, staged):
@@ -150,11 +150,11 @@ class RmqWriter(DataSourceArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task."""
+        """Store the rows of a task until the commit."""
         return Written(self._sink.stage(iterator, uuid.uuid4().hex))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the staged rows.
+        """Publish the rows that the tasks have stored.
 
         After a crash, only a part of the rows may be published. If the write has a query and a
         batch number, you can repeat the write to publish the other rows.
@@ -163,7 +163,7 @@ class RmqWriter(DataSourceArrowWriter):
         self._sink.publish(_written(messages), options.query, options.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop the staged rows of a failed job, unless their publication has begun."""
+        """Delete the stored rows of a failed job, unless RMQ has begun to publish them."""
         self._sink.discard(_written(messages), self._sink.options.query)
 
 
@@ -174,7 +174,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         self._sink = sink
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task.
+        """Store the rows of a task until the commit.
 
         Spark passes the batch number to writers only at the commit, and never passes the query. So
         a task reads both from Spark's task context.
@@ -197,7 +197,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
             self._sink.publish(written, written[0].query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the staged rows of a batch, unless their publication has begun."""
+        """Delete the stored rows of a batch, unless RMQ has begun to publish them."""
         written = _written(messages)
         self._sink.discard(written, written[0].query if written else None)
 

@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A range of a producer's sequence numbers that are missing in the ledger.
+    """A range of a producer's sequence numbers that are missing in the ledger of sent messages.
 
     `at_ms` is the time of the next message after the range, in epoch ms. If a producer numbers its
     messages across all topics, `topic` is None. If it numbers its messages across all slots, `slot`

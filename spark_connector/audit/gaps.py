@@ -1,4 +1,4 @@
-"""Find gaps: sequence numbers of a producer that are missing in the ledger.
+"""Find gaps: a producer's sequence numbers that are missing in the ledger of sent messages.
 
 A producer numbers its messages in each slot (part of a topic). Sorting all numbers would bring all
 rows of a producer into one task of Spark. So this module first groups the numbers into runs of 64,
@@ -38,7 +38,9 @@ _COUNT: Final = [
 
 
 def numbered(ledger: DataFrame, scope: Scope = "slot") -> DataFrame:
-    """Return the rows of a ledger that have a sequence number. Add the sequence of each row.
+    """Return the rows of a ledger (sent messages) that have a sequence number.
+
+    Add a column that identifies the sequence of each row.
 
     The topic, the producer, the slot and the epoch of a row identify its sequence.
 

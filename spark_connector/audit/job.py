@@ -38,7 +38,7 @@ def audit(
     faults: Sequence[str] = words.FAULTS_DEFAULT,
     keep: Keep | None = None,
 ) -> Findings:
-    """Compare the ledger, the delivery log and the queues, and find lost messages.
+    """Find lost messages. The audit compares sent messages, a log of deliveries, and the queues.
 
     Args:
         ledger: Messages that producers sent, with the columns in docs/spark.md.

@@ -1,4 +1,4 @@
-"""Read the outbox's table as a ledger, in plain SQL.
+"""Read the table of an outbox as the ledger (the list of sent messages) of an audit.
 
 A stub is a row of the outbox. RMQ derives the id of a stub from the id of its message. In the id of
 the stub, bits 64 to 87 are zero. The id of the message has the slot (part of the topic) and the
@@ -23,7 +23,7 @@ _TEXT_SIZE: Final = 26
 
 
 def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
-    """Read the outbox's table `rmq_stub` as a ledger with the ids of stubs.
+    """Read the table `rmq_stub` of an outbox as the list of sent messages. Each row is a stub.
 
     A stub that was never sent is `unsent`. A stub that a consumer confirmed is `confirmed`. A
     withdrawn stub is `void`. If the column `confirm` is missing, every stub needs a consumer's
@@ -56,7 +56,7 @@ def ledger(frame: DataFrame, option: str = "outbox") -> DataFrame:
 
 
 def stub_id(message_id: Column) -> Column:
-    """Return the id of a message's stub. If the text is not a message id, return it unchanged."""
+    """Return the id of a message's row in the outbox. Return any other text unchanged."""
     placed = F.concat(
         F.substring(message_id, 1, 12),
         F.translate(F.substring(message_id, 13, 1), _DIGITS, _EVEN),

@@ -1,4 +1,4 @@
-"""Find the status of each message from the ledger, the delivery log and the snapshot.
+"""Find the status of each message from the sent messages, the delivery log and the queues.
 
 The three inputs become one table, and Spark groups the table once. So Spark shuffles each row once.
 Spark shuffles the rows before it groups them. Grouping first would need memory and disk without
