@@ -212,7 +212,7 @@ def status(database: str | None) -> None:
 def list_stubs(
     database: str | None, statuses: tuple[str, ...], topic: str | None, limit: int
 ) -> None:
-    """List stubs, oldest first."""
+    """List the messages of the outbox, oldest first."""
     from rmq.sql.outbox import inspect
 
     with opened(database) as engine:

@@ -110,7 +110,7 @@ def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
 
 
 def _check_only(engine: sa.Engine, id: str) -> str | None:
-    """Return the reason if `_resend` would fail. Change nothing."""
+    """Return why RMQ cannot send a message of the outbox again, or None if it can."""
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:

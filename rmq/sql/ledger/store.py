@@ -284,10 +284,10 @@ def check_kind(handler: HandlerInfo, is_async: bool, owner: str) -> None:
 
 
 def check_ttl(ttl_ms: int, lease_ms: int) -> None:
-    """Raise an error if a `ttl` is shorter than the lease.
+    """Check that a ledger keeps a row at least as long as a lease lasts.
 
     Raises:
-        InvalidValue: The ttl is shorter than the lease.
+        InvalidValue: The time `ttl` is shorter than the lease.
     """
     if ttl_ms < lease_ms:
         raise InvalidValue(

@@ -192,16 +192,17 @@ class Confirming:
     def confirms(
         self, engine: Engine | AsyncEngine, *, via: Topic | AsyncTopic | None = None
     ) -> Callable[[F], F]:
-        """Confirm stubs after their messages are handled. Write this above all other middleware.
+        """Confirm each outbox message after it is handled. Write this above all other middleware.
 
             @orders.handler
             @outbox.confirms(engine)
             @rmq.idempotent(rmq.Claims())
             def handle(order): ...
 
-        Before the handler runs, RMQ writes a log row. After success, RMQ confirms the stub and
-        deletes the log row, in one transaction. After a failure, RMQ deletes the log row. If a
-        message has no stub because it was sent directly, RMQ skips these steps.
+        Before the handler runs, RMQ writes a log row. After success, RMQ confirms the message in
+        its row of the outbox (its stub), and deletes the log row, in one transaction. After a
+        failure, RMQ deletes the log row. If a message has no stub because it was sent directly, RMQ
+        skips these steps.
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
@@ -264,12 +265,13 @@ class Confirming:
     def unconfirmed(self, engine: Engine | AsyncEngine) -> Check:
         """Return a function for `check` in `@rmq.idempotent`.
 
-        It says whether work must still be done. The function returns True while the stub of a
-        delivery is unconfirmed or exhausted. If the stub is confirmed or void, the function returns
-        False. RMQ then acks the delivery without running the handler. If there is no stub, the
-        function returns True. A message has no stub if it was sent directly, or if its stub was
-        purged. If the database is unreachable, RMQ postpones the delivery, and the message loses no
-        retry. Any other error of the database counts as an error of the handler.
+        It says whether the message must still be handled. The function returns True while the stub
+        (the outbox row) of the message is unconfirmed or exhausted. If the stub is confirmed or
+        void, the function returns False. RMQ then acks the delivery without running the handler. If
+        there is no stub, the function returns True. A message has no stub if it was sent directly,
+        or if its stub was purged. If the database is unreachable, RMQ postpones the delivery, and
+        the message loses no retry. Any other error of the database counts as an error of the
+        handler.
 
         Args:
             engine: Engine of the database with the stubs, or an AsyncEngine for an async handler.
@@ -291,7 +293,7 @@ class Confirming:
 
 
 def _stub_in(body: object) -> str:
-    """Return the stub id in the body of a confirmation.
+    """Read the id of an outbox row (a stub) from the body of a confirmation.
 
     If the body is not a confirmation, the message becomes a dead letter.
     """

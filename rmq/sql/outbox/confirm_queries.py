@@ -64,7 +64,7 @@ def confirm(connection: Connection, id: str, has_log: bool = True) -> None:
 
 
 def is_open(connection: Connection, id: str) -> bool:
-    """Return whether the work of a stub (an outbox row) still has to be done.
+    """Return whether the message of a stub (an outbox row) is not handled yet.
 
     If there is no such stub, return True.
     """

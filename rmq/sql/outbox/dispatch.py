@@ -94,16 +94,16 @@ _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = Weak
 def message_id(
     client: Client, topic: str, stub: MessageId | str, slot_basis: str | bytes | None = None
 ) -> MessageId:
-    """Return the id of a stub's message. The message need not be sent yet.
+    """Compute the id of an outbox message, even before RMQ has sent the message.
 
-    The function opens the topic, and creates it if it does not exist. `stub_id` converts in the
-    other direction.
+    The function needs the topic. If the topic does not exist, the function creates it. `stub_id`
+    converts a message id to the id in the outbox.
 
     Args:
         client: Client with the prefix of the topic.
         topic: Name of the topic.
-        stub: Id of the stub, as `send` has returned it.
-        slot_basis: Slot basis or group of the message, if it has one.
+        stub: Id that `Outbox.send` has returned.
+        slot_basis: `slot_basis` or group with which the message was written, if it has one.
 
     Raises:
         InvalidValue: The id or the name is not valid.
@@ -247,7 +247,10 @@ class Dispatcher:
     def _send_halving(
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
-        """Send stubs. If one stub causes an error, halve the list to find this stub."""
+        """Send stubs (outbox rows).
+
+        If one stub causes an error, halve the list to find this stub.
+        """
         if not pairs:
             return []
         try:
@@ -271,7 +274,7 @@ class Dispatcher:
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
-        """Send stubs.
+        """Send stubs, which are rows of the outbox.
 
         If a slot (part of the topic) is too full for all its stubs, send only the first stubs. For
         each slot, Redis stores all messages of a call or none. So a slot with room for 100 messages
@@ -353,7 +356,7 @@ def _outcomes(
     counts: Sequence[bool],
     is_slot_full: bool,
 ) -> list[Outcome]:
-    """Return an outcome for each stub: its result, or a refusal with the given error.
+    """Return the outcome of each stub (outbox row): its result, or a refusal with the given error.
 
     A stub is refused if it has no result, or if its entry in `counts` is False. If `is_slot_full`
     is true, a missing result means that the slot is full.

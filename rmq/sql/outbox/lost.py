@@ -163,7 +163,10 @@ class LossDetector:
         return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
-        """Find the queue of each stub's message. The result is None if a topic cannot be read."""
+        """Find out which queue has the message of each stub (outbox row).
+
+        The result has None for a stub whose topic cannot be read.
+        """
         by_topic: dict[str, list[DueStub]] = {}
         located: dict[int, Located | None] = {}
         for stub in due:
@@ -193,7 +196,7 @@ class LossDetector:
         return self._dispatcher.transport.run(locate(context, ids))
 
     def _passed(self, gone: Sequence[DueStub], located: dict[int, Located | None]) -> list[DueStub]:
-        """Return the lost stubs among stubs whose messages are in no queue.
+        """Return the stubs (outbox rows) whose messages are lost, among the stubs in `gone`.
 
         A stub is lost if consumers have handled later messages of its slot (part of the topic), or
         if Redis never had its message.

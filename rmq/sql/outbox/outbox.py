@@ -145,8 +145,9 @@ class Outbox(Confirming, Repair):
     ) -> MessageId:
         """Write one message in the caller's transaction.
 
-        The other arguments are fields of `rmq.Outgoing`. Messages of an outbox do not merge,
-        because RMQ confirms each message separately.
+        A relay process sends the message to Redis after the commit. The other arguments are fields
+        of `rmq.Outgoing`. You cannot give a merge key, because RMQ confirms each message
+        separately.
 
         Args:
             here: Connection or Session with the caller's transaction. This method does not commit
@@ -159,21 +160,19 @@ class Outbox(Confirming, Repair):
                 message counts as confirmed when Redis has stored it.
 
         Guarantee:
-            If the transaction commits, RMQ sends the message at least once, even if the relay,
-            Redis or this process dies. If the transaction does not commit, RMQ never sends the
-            message. RMQ sends messages with the same topic and the same `slot_basis` or group in
-            the order in which they were written, if their transactions did not overlap.
+            If the transaction commits, RMQ sends the message at least once, even if a process or
+            Redis dies. If the transaction does not commit, RMQ never sends the message. RMQ keeps
+            the order of messages that have the same topic and the same `slot_basis` or group. This
+            order does not apply to transactions that overlap.
 
         Returns:
-            The id of the stub, which is the row of the message. `rmq.outbox.stub_id` computes it
-            from the id of the message.
+            The id of the row. `rmq.outbox.stub_id` computes this id from the id of the message.
 
         Raises:
             InvalidValue, InvalidType, EncodeError, PayloadTooLarge: An argument is not valid. No
                 message was written.
-            ConfigurationError: The table is missing, or the connection commits every statement by
-                itself (AUTOCOMMIT), so that a rollback would keep the message. Errors of the
-                database are raised as they are.
+            ConfigurationError: The table is missing. Or the connection uses AUTOCOMMIT, so that a
+                rollback would keep the message. Errors of the database are raised as they are.
         """
         check_here(here, "outbox.send")
         message = Outgoing(

@@ -158,7 +158,10 @@ class Relay:
         outcomes: Sequence[Outcome],
         now: int,
     ) -> int:
-        """Store the outcomes in the stubs. Return how many stubs no longer wait."""
+        """Write the outcomes into the outbox rows (stubs).
+
+        Return how many of them no longer wait.
+        """
         pairs = list(zip(taken, outcomes, strict=True))
         marks = [
             self._mark(stub, outcome, now)
@@ -188,7 +191,7 @@ class Relay:
     # --- topics that refuse messages --------------------------------------------------------------
 
     def _skip_refusing_topics(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-        """Log refusals, and skip topics that have refused stubs temporarily."""
+        """Log refusals, and skip topics that have refused messages temporarily."""
         errors: dict[str, Exception] = {}
         sent: set[str] = set()  # topics that accepted stubs
         for stub, outcome in zip(taken, outcomes, strict=True):

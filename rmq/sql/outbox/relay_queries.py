@@ -1,8 +1,11 @@
-"""SQL of the relay: lock the next stubs (outbox rows) in order, and mark them as sent.
+"""SQL of the relay, which sends the messages of an outbox.
 
-A relay locks the stubs that it reads, and skips stubs that other relays have locked. So several
-relays share the work. The relay sends a stub only if no earlier stub with the same `slot_basis` is
-unsent. If another relay has locked the earlier stub, the later stub waits for the next round.
+A stub is a row of the outbox table, with one message. A relay locks the next stubs, sends them, and
+marks them as sent. Several relays can share the work, because a relay skips the stubs that another
+relay has locked.
+
+The relay keeps the order of stubs with the same `slot_basis` (a key of the message). It does not
+send a stub while an earlier stub with this key is unsent.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _INDEX = "FORCE INDEX (rmq_stub_unsent)"  # else MySQL scans the primary key for
 
 
 class Mark(NamedTuple):
-    """New values of columns in the row of a stub that was sent.
+    """New values of columns in an outbox row (a stub) whose message was sent.
 
     Attributes:
         seq, slot, offset, resend_at, status: Values of the columns with these names.
@@ -147,7 +150,10 @@ def mark(connection: sa.Connection, marks: Sequence[Mark], now: int) -> int:
 
 
 def exhaust(connection: sa.Connection, errors: Iterable[tuple[int, str]]) -> None:
-    """Mark stubs as exhausted. Each pair in `errors` has a stub's `seq` and a reason."""
+    """Mark stubs (outbox rows) as exhausted, so that RMQ no longer sends their messages.
+
+    Each pair in `errors` has the number of a stub (its column `seq`) and a reason.
+    """
     rows = [{"this": seq, "error": text.replace("\x00", "")[:ERROR_CHARS]} for seq, text in errors]
     connection.execute(_EXHAUST, rows)
 

@@ -177,7 +177,7 @@ class Repair:
 
 
 def exhausted(engine: sa.Engine, topic: str | None = None) -> list[str]:
-    """Return the ids of exhausted stubs, oldest first. Without `topic`, use all topics."""
+    """Return the ids of messages that RMQ no longer sends (exhausted stubs), oldest first."""
     query = sa.select(stubs.c.id).where(stubs.c.status == EXHAUSTED).order_by(stubs.c.seq)
     if topic is not None:
         query = query.where(stubs.c.topic == topic)
@@ -194,7 +194,7 @@ class Destination(NamedTuple):
 
 
 def destination(here: Here, id: Id) -> Destination | None:
-    """Return the topic, slot basis and status of a stub. If there is no stub, return None."""
+    """Return the topic, slot basis and status of an outbox row (a stub), or None for no row."""
     query = sa.select(stubs.c.topic, stubs.c.slot_basis, stubs.c.status)
     with require_table(stubs, CREATE):
         row = here.execute(query.where(stubs.c.id == _stub(id))).first()
@@ -224,7 +224,7 @@ def _void(here: Any, id: Id) -> None:
 
 
 def _change(here: Any, id: str, values: dict[str, Any]) -> str | None:
-    """Change a stub that is unconfirmed or exhausted. For any other stub, return its status."""
+    """Change a stub (an outbox row) that is unconfirmed or exhausted. Else return its status."""
     with require_table(stubs, CREATE):
         changed = here.execute(
             sa.update(stubs).where(stubs.c.id == id, stubs.c.status.in_(_OPEN)).values(**values)

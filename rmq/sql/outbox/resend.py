@@ -68,7 +68,7 @@ class Round(NamedTuple):
 
     @property
     def looked(self) -> int:
-        """Number of stubs that this batch has handled.
+        """Number of stubs (outbox rows) that this batch has handled.
 
         If the number equals the batch size, the resend time of more stubs may have come.
         """
@@ -225,7 +225,7 @@ class Resender:
     # --- sending ---------------------------------------------------------------------------------
 
     def _send(self, lost: list[DueStub]) -> Round:
-        """Send all lost stubs, in as many calls as necessary.
+        """Send the messages of all lost stubs (outbox rows), in as many calls as necessary.
 
         Between the calls, the resender does not search for lost messages again. A second search
         would miss the remaining lost messages, because consumers have not yet handled the messages
@@ -243,7 +243,7 @@ class Resender:
     def _send_chunk(
         self, lost: list[DueStub]
     ) -> tuple[list[DueStub], list[Stub], list[Outcome], Round]:
-        """Send as many of the first stubs as fit into one call.
+        """Send as many of the first stubs (outbox rows) as fit into one call.
 
         Returns:
             The stubs that are still lost, the stubs that were sent, their outcomes, and the result.
@@ -297,7 +297,7 @@ class Resender:
         return Round(sent=len(marks), held=len(put_off), exhausted=len(unsendable))
 
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
-        """Return the new values of a stub's columns after a send.
+        """Return the new values of an outbox row (a stub) after a send.
 
         A duplicate also counts as a send, because a consumer has settled the message without
         confirming it.

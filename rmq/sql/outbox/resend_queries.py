@@ -87,7 +87,7 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
 
 
 def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
-    """Return the newest message of each slot that consumers have received or confirmed.
+    """Return the number of the newest message that consumers have received, for each slot.
 
     A slot is a part of a topic. The result has the numbers of messages.
     """
@@ -106,7 +106,7 @@ def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[
 
 
 def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
-    """Lock the stubs that have not changed since they were read, until the transaction ends.
+    """Lock the stubs (outbox rows) that have not changed since they were read.
 
     The function skips rows that another resender has locked, because the other resender handles
     them.
@@ -129,7 +129,7 @@ def lock(connection: sa.Connection, due: Sequence[DueStub]) -> list[DueStub]:
 
 
 def with_bodies(connection: sa.Connection, due: Sequence[DueStub]) -> tuple[list[Stub], int]:
-    """Return as many of the first stubs as fit into one call, with their bodies.
+    """Return as many of the first stubs (outbox rows) as fit into one call, with their bodies.
 
     The function also returns the database's time.
     """
@@ -168,13 +168,16 @@ def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None
 
 
 def put_off_for_good(connection: sa.Connection, seqs: Sequence[int]) -> None:
-    """Stop the resends of stubs, by a resend time that never comes."""
+    """Never send the messages of these stubs (outbox rows) again."""
     if seqs:
         connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(resend_at=NEVER_MS))
 
 
 def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
-    """Restore the resend time of stubs that were postponed, unless they were sent since then."""
+    """Make stubs (outbox rows) due again at the time from before they were postponed.
+
+    The function skips stubs that were sent since then.
+    """
     for stub in put_off:
         connection.execute(
             sa.update(stubs)
@@ -187,7 +190,7 @@ def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:
 
 
 def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
-    """Return exhausted stubs that nobody has reported yet, and that no process is reporting now."""
+    """Return exhausted stubs (outbox rows) that no process has reported or is reporting now."""
     query = (
         sa.select(
             stubs.c.seq, stubs.c.id, stubs.c.topic, stubs.c.sends, stubs.c.created, stubs.c.error,
@@ -218,7 +221,7 @@ def take_to_report(connection: sa.Connection, row: sa.Row[Any], for_ms: int) -> 
 
 
 def record_report(connection: sa.Connection, seq: int, success: bool) -> None:
-    """Mark a stub as reported. If the report failed, allow any process to report it again."""
+    """Mark a stub (an outbox row) as reported. If the report failed, it can be reported again."""
     values = {"notified": now_ms()} if success else {"resend_at": now_ms()}
     connection.execute(_unreported_stub(seq).values(**values))
 

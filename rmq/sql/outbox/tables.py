@@ -45,7 +45,7 @@ from rmq.sql.database import Bytes
 
 
 def new_id() -> MessageId:
-    """Return an id for a new stub."""
+    """Return an id for a new row of the outbox (a stub)."""
     return ids.make(0, 0, kept=True)[0]
 
 
@@ -59,10 +59,11 @@ def stub_id(message_id: MessageId | str | bytes) -> MessageId:
 
 
 def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
-    """Return the id of a stub's message. The topic must be open.
+    """Compute the id of a message from the id of its stub, the row of the message in the outbox.
 
-    If there is no slot basis, the stub's id selects the slot. RMQ computes the slot from the
-    topic's first number of slots, so a resize does not change the message id.
+    RMQ computes the slot (part of the topic) from `slot_basis`, or from the stub's id if there is
+    no `slot_basis`. RMQ uses the number of slots that the topic had at first, so a resize does not
+    change the id. The topic must be open.
 
     Raises:
         InvalidValue: The value is not an id.
@@ -89,7 +90,7 @@ class Stub(NamedTuple):
 
     @classmethod
     def of(cls, row: sa.Row[Any] | Mapping[str, Any]) -> Stub:
-        """Create a stub from a row. The row may have more columns."""
+        """Create the object from a row. The row may have more columns."""
         columns = row._mapping if isinstance(row, sa.Row) else row
         return cls(*(columns[name] for name in cls._fields))
 
