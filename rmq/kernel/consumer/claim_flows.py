@@ -49,7 +49,7 @@ def new_owner(delivery: DeliveryData | InnerDelivery) -> bytes:
 
 
 def claim_slot(name: bytes, slots: int) -> int:
-    """Return the index of the slot that stores a claim.
+    """Return the index of the slot that stores the claim on a business key.
 
     All consumers get the same index for a business key.
     """
@@ -57,7 +57,7 @@ def claim_slot(name: bytes, slots: int) -> int:
 
 
 def claim_key(context: TopicContext, name: bytes) -> bytes:
-    """Return the Redis key of a claim.
+    """Return the Redis key that stores the claim on a business key.
 
     Read the topic's settings before you call this function.
     """
@@ -107,7 +107,7 @@ def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow
 
 
 class ExtraCommands:
-    """Commands about claims that are sent together with the commands that settle deliveries.
+    """Commands about claims on business keys, sent with the commands that settle deliveries.
 
     Redis runs the commands about claims first.
 
@@ -124,7 +124,7 @@ class ExtraCommands:
         self._keeping = len(keeping)
 
     def note_replies(self, replies: Sequence[Any]) -> None:
-        """Read the replies, and mark lost claims.
+        """Read the replies, and mark the claims on business keys that are lost.
 
         Errors are only logged, because messages must be settled even if a claim fails.
         """
@@ -158,7 +158,7 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
 
 
 def finish(context: TopicContext, deliveries: Iterable[InnerDelivery]) -> ExtraCommands | None:
-    """Return commands that mark the claims of deliveries as done.
+    """Return commands that record that the work of the claimed business keys is done.
 
     Return None if the deliveries have no claims.
     """
@@ -186,7 +186,7 @@ def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> Extra
 
 
 def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> ExtraCommands | None:
-    """Return commands that extend claims to the end of a new lease.
+    """Return commands that extend claims on business keys to the end of a new lease.
 
     Return None if there are no claims.
     """
@@ -199,12 +199,12 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
 
 
 def claims_of(deliveries: Iterable[InnerDelivery]) -> list[Claim]:
-    """Return the claims that the deliveries own."""
+    """Return the claims on business keys that the deliveries own."""
     return _claims_in(deliveries, FIRST)
 
 
 def run_alone(extra: ExtraCommands) -> Flow[None]:
-    """Run commands about claims without settling a delivery.
+    """Run commands about claims on business keys, without settling a delivery.
 
     Raises:
         RMQError: The first error, after all commands have run.

@@ -347,9 +347,10 @@ class ConsumerFlows:
     ) -> Flow[list[InnerDelivery]]:
         """Settle deliveries. Return the deliveries whose lease was lost.
 
-        A delivery is skipped if an earlier call of the same verb has settled it, and its reply came
-        late. In mode "at_most_once", Redis has already settled the deliveries, so only `ack` is
-        possible. The function `build` makes the calls, and the function `note` records the reply.
+        A delivery is skipped if an earlier call of the same method has settled it, and its reply
+        came late. In mode "at_most_once", Redis has already settled the deliveries, so only `ack`
+        is possible. The function `build` makes the calls, and the function `note` records the
+        reply.
         """
         given, lost = list(deliveries), []
         if self.at_most_once:
@@ -529,7 +530,7 @@ class ConsumerFlows:
         return (yield from extend_unsettled(extend, deliveries))
 
     def _check_leases(self, deliveries: Iterable[InnerDelivery]) -> Flow[list[InnerDelivery]]:
-        """Renew the claims of deliveries. Return the deliveries whose shared lease was lost."""
+        """Renew the claims on business keys. Return the deliveries whose shared lease was lost."""
         given, leases = open_leases(self.context, deliveries)
         lease_ms = self.state.lease_ms or self.context.settings.lease_ms
         extra = claim_flows.renew(self.context, claim_flows.claims_of(given), lease_ms)

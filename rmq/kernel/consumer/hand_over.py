@@ -99,7 +99,7 @@ class Credits:
         self.in_doubt = False
 
     def next_number(self, count: int = 1) -> int:
-        """Reserve consecutive numbers for hand-overs, and return the first number.
+        """Reserve consecutive numbers for direct deliveries. Return the first number.
 
         Each number is larger than all numbers that were reserved earlier.
         """
@@ -113,10 +113,10 @@ class Credits:
         sessions: Sequence[ReplaySession],
         limit: int,
     ) -> Offer | None:
-        """Return one credit for each slot, as an offer that a script stores in Redis.
+        """Return the credits (requests for direct deliveries) that a script stores in Redis.
 
-        A credit permits a number of hand-overs. Return None if hand-overs to this consumer are
-        impossible.
+        The consumer leaves one credit in each slot. A credit permits a number of direct deliveries,
+        which are called hand-overs. Return None if hand-overs to this consumer are impossible.
 
         From now on, the credits count as stored, even if the script fails. If Redis may already
         have credits of this consumer, the offer renews these credits.
@@ -150,7 +150,7 @@ class Credits:
         return Offer(number, self.channel, is_confirmed=is_confirmed, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Return whether hand-overs can reach the consumer, and are worth their cost."""
+        """Return whether direct deliveries can reach the consumer, and are worth their cost."""
         subscription, now = self._subscription, time.monotonic()
         is_idle = now >= self.used_at + IDLE_S
         return (
@@ -163,7 +163,10 @@ class Credits:
         )
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
-        """Record that a hand-over has arrived. Return whether the consumer expected it."""
+        """Stop expecting a direct delivery of a message, because it has arrived or will not come.
+
+        Return False if the consumer did not expect the delivery.
+        """
         credit = self.by_slot.get(slot)
         session = credit.pop(number, None) if credit is not None else None
         if credit is None or session is None:
@@ -174,7 +177,7 @@ class Credits:
         return True
 
     def remove(self, state: ReceiveState, slot: int, unused: int) -> None:
-        """Record that a credit for hand-overs no longer exists.
+        """Record that a credit (a request for direct deliveries) no longer exists.
 
         Args:
             state: State of the consumer.
@@ -188,7 +191,7 @@ class Credits:
                 self.end(state, slot, number)
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
-        """Record the state of a credit that a script has reported."""
+        """Record the reported state of a credit, which is a request for direct deliveries."""
         if credit.is_valid:
             awaited = sorted(self.by_slot.get(slot, ()))
             for number in awaited[: -credit.left]:
@@ -202,7 +205,7 @@ class Credits:
 
 
 def _repeat_calls(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
-    """Return calls of `prepare` that read the lost hand-overs of a slot again."""
+    """Return calls of `prepare` that read lost direct deliveries of a slot again."""
     assert state.lease_ms is not None
     sessions = state.credits.by_slot.pop(keys.index, {}).values()
     return [
@@ -212,7 +215,7 @@ def _repeat_calls(state: ReceiveState, keys: SlotKeys) -> list[PrepareCall]:
 
 
 def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
-    """Return the hand-overs that have arrived for valid credits.
+    """Return the direct deliveries (hand-overs) that the consumer has requested and received.
 
     A payload that is a number is stored in the subscription's attribute `last_number`. A payload is
     ignored if it is malformed, or if a repeated call has already returned its messages. If this
@@ -242,7 +245,7 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
 
 
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Remove all credits of a consumer from Redis.
+    """Remove all of a consumer's requests for direct deliveries (credits) from Redis.
 
     Return the messages that were handed over for these credits. If a hand-over did not arrive, a
     call that reads it again is added to `state.unconfirmed_offers`.

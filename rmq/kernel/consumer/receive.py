@@ -106,7 +106,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
 
 
 def _resolve_credits(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Withdraw credits for hand-overs that may have been used or may have expired.
+    """Withdraw requests for direct deliveries (credits) that may have been used or have expired.
 
     Return the messages that arrived for these credits. If there are none, ask all slots next.
     """
@@ -174,7 +174,7 @@ def _end_or_check(call: _Call, now: float) -> Flow[None]:
 
 
 def _subscribe(state: ReceiveState) -> Flow[None]:
-    """Subscribe to the topic's wake-ups. Before this, withdraw credits for hand-overs."""
+    """Subscribe to the topic's wake-ups. First withdraw all requests for direct deliveries."""
     if state.credits.by_slot:
         state.credits.in_doubt = True
         return
@@ -184,7 +184,7 @@ def _subscribe(state: ReceiveState) -> Flow[None]:
 
 
 def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
-    """Sleep until a wake-up, a hand-over, or the next time at which a slot may have work."""
+    """Sleep until a wake-up or a direct delivery arrives, or until a slot may have work."""
     state, signals = call.state, set[int]()
     pause = min(call.until, min(state.ready_at), state.all_checked_at + POLL_S) - now
     if pause > 0:
@@ -200,7 +200,7 @@ def _sleep(call: _Call, now: float) -> Flow[list[SlotBatch]]:
 
 
 def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
-    """Withdraw unused credits.
+    """Withdraw unused credits, which are requests for direct deliveries.
 
     Add the messages that were handed over to `batches`, up to the limit.
     """
@@ -239,7 +239,7 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
 
 
 def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
-    """Return the messages that were handed over since `receive_ready` left credits.
+    """Return the messages that senders delivered directly since `receive_ready` requested this.
 
     If the call that left a credit got no reply, all messages are released. A later repeat of that
     call would release them anyway.
@@ -257,7 +257,7 @@ def receive_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
 
 
 def withdraw_credits(state: ReceiveState) -> Flow[None]:
-    """Withdraw the credits that `receive_ready` left, and release handed-over messages."""
+    """Request no more direct deliveries, and release the messages that were delivered directly."""
     if state.credits.by_slot:
         yield from hand_back(state)
 
@@ -307,7 +307,7 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Ask Redis when slots have work.
 
-    If no slot has work, leave credits for hand-overs in the slots.
+    If no slot has work, leave credits (requests for direct deliveries) in the slots.
 
     A subscribed consumer usually asks only about slots from which it received messages. Every
     POLL_S seconds it also asks about the other slots, because a wake-up can get lost. If there are
@@ -478,7 +478,7 @@ def _with_entries(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[Bat
 
 
 def _end_prepare(state: ReceiveState, call: PrepareCall, credit: CreditState) -> None:
-    """Free the replay session of an answered call, unless a credit for hand-overs needs it."""
+    """Free the replay session of an answered call, unless a direct delivery may still use it."""
     offer, slot = call.offer, call.keys.index
     if offer is None or offer.renews:
         state.context.sessions.release(call.session)

@@ -93,7 +93,7 @@ def claim(
 def renew(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[bool]]:
-    """Extend claims. Return for each claim whether its owner still has it."""
+    """Extend claims on business keys. Return for each claim whether its owner still has it."""
     return Command(
         script_loader.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans
     )
@@ -102,7 +102,10 @@ def renew(
 def finish(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
 ) -> Command[list[bool]]:
-    """Mark claims as done. Return for each claim whether its owner still had the claim."""
+    """Mark the work of claimed business keys as done.
+
+    Return whether each owner still had its claim.
+    """
     return Command(
         script_loader.load("finish"),
         _claim_keys(keys, names),
@@ -112,7 +115,7 @@ def finish(
 
 
 def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
-    """Give up claims of unfinished work.
+    """Give up claims on business keys whose work is not finished.
 
     Return for each claim whether its owner still had the claim.
     """
@@ -198,7 +201,7 @@ def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
 
 
 def rollback_failure(run: str) -> bytes:
-    """Return the error text for messages of a query whose lease has expired."""
+    """Return the error to store with the messages of a query after its lease has expired."""
     return failure.encode(f"the lease of query {run} ran out")
 
 
@@ -239,7 +242,7 @@ _ANY_LARGE, _CREDIT_VALID, _REPEATED, _ANY_WAITED, _LEFT = 4, 8, 16, 32, 64
 
 
 class Offer(NamedTuple):
-    """A credit that a consumer leaves in an empty slot. It permits hand-overs to this consumer."""
+    """A credit that a consumer leaves in an empty slot, so that senders deliver directly to it."""
 
     number: int  # number of the first hand-over; 0 to renew earlier credits
     channel: bytes
@@ -248,7 +251,7 @@ class Offer(NamedTuple):
 
     @property
     def renews(self) -> bool:
-        """Whether the offer renews a credit that the consumer left earlier."""
+        """Whether the consumer has already left this credit, and only renews it."""
         return self.number == 0
 
     def encode(self) -> bytes:
@@ -261,7 +264,7 @@ class Offer(NamedTuple):
 
 
 class CreditState(NamedTuple):
-    """The state of a consumer's credit for hand-overs, as a script reports it."""
+    """The state of a consumer's credit (request for direct deliveries), as a script reports it."""
 
     is_valid: bool = False
     left: int = 0  # hand-overs it still allows, or allowed when it was removed
@@ -293,7 +296,7 @@ class Batch(NamedTuple):
 class HandOver(NamedTuple):
     """A message on a consumer's own channel.
 
-    It has deliveries that were handed over to the consumer.
+    It has deliveries that a sender has passed directly to the consumer.
     """
 
     number: int
@@ -370,7 +373,10 @@ def next_ready_or_credit(
     lease_ms: int,
     sessions: Sequence[ReplaySession],
 ) -> Command[tuple[list[int], list[CreditState]]]:
-    """Return when each slot has work. If no slot has work now, leave a credit in each slot.
+    """Return when each slot has work.
+
+    If no slot has work now, leave a credit in each slot. A credit is a request for direct
+    deliveries.
 
     A new credit needs one replay session, and a renewed credit needs none.
 
@@ -398,7 +404,7 @@ def next_ready_or_credit(
 
 
 def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
-    """Remove a consumer's credits from slots, then publish a number on the consumer's channel.
+    """Remove a consumer's requests for direct deliveries (credits). Then publish a number.
 
     Returns:
         How many connections got the number, then how many hand-overs each credit still permitted.

@@ -1,7 +1,7 @@
 """Settle deliveries of any slots: ack, nack, reject, release, extend.
 
 Each function takes the leases of the deliveries and returns a `Settling`. A `Settling` makes one
-call for up to 1000 deliveries of a slot (100 for some verbs). The reply has one code for each
+call for up to 1000 deliveries of a slot (100 for some methods). The reply has one letter for each
 delivery, in order.
 
 Each call has its own replay session, which is a name and a number that Redis remembers. If a reply

@@ -53,7 +53,7 @@ class DeliverySteps(ConsumerPart):
     """
 
     def begin(self, delivery: InnerDelivery, name: str) -> Flow[Begun]:
-        """Record that a step begins, unless an earlier attempt has done the step.
+        """Record that a step (a part of the handler's work) begins, unless it is already done.
 
         Raises:
             InvalidValue: This attempt has already called a step of this name.
@@ -89,7 +89,7 @@ class DeliverySteps(ConsumerPart):
         return Begun([], True, value_of(found, delivery.id))
 
     def end(self, delivery: InnerDelivery, name: str, value: object) -> Flow[list[InnerDelivery]]:
-        """Store the value of a step that is done.
+        """Store the value of a step (a part of the handler's work) that is done.
 
         Returns:
             A list with the delivery if its lease was lost, otherwise an empty list.
@@ -116,7 +116,7 @@ class DeliverySteps(ConsumerPart):
         return []
 
     def save(self, delivery: InnerDelivery, cursor: object) -> Flow[list[InnerDelivery]]:
-        """Store the cursor of a handler.
+        """Store the cursor of a handler, which says how much of its work is done.
 
         Returns:
             A list with the delivery if its lease was lost, otherwise an empty list.
@@ -143,7 +143,7 @@ class DeliverySteps(ConsumerPart):
         return []
 
     def saved(self, delivery: InnerDelivery) -> Flow[tuple[list[InnerDelivery], Any]]:
-        """Return the cursor that was saved last.
+        """Return the cursor that the handler saved last, which says how much of its work is done.
 
         Returns:
             A list with the delivery if its lease was lost, otherwise an empty list. Then the

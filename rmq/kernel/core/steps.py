@@ -155,7 +155,10 @@ def encode_event(codec: Codec, body: object) -> bytes:
 
 
 def value_of(step: Step, message: object) -> Any:
-    """Return the value of a step or of the cursor.
+    """Return the value of a step, or the saved cursor of a handler.
+
+    A step is a part of a handler's work. A cursor is a position that the handler has saved. RMQ
+    records both, so that a retry continues there.
 
     Raises:
         DecodeError: The value cannot be decoded. The error names the step.

@@ -70,11 +70,11 @@ async def open_node_async(
 
 
 class RunScope:
-    """Calls a handler with the values of its dependencies. The values are created for each run.
+    """Creates the dependencies of a handler for each run, and calls the handler with them.
 
     Args:
-        dependencies: Dependencies of the handler.
-        process_values: Values of the dependencies that live as long as the process.
+        dependencies: Dependencies that the handler declares.
+        process_values: Dependencies that were created once for the whole process.
     """
 
     def __init__(self, dependencies: Dependencies, process_values: Values) -> None:

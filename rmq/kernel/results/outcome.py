@@ -1,4 +1,4 @@
-"""Define what a caller sees: the end, the progress and the state of a message."""
+"""Define the objects that describe the end, the progress and the state of a message."""
 
 from __future__ import annotations
 

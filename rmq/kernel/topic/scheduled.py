@@ -23,7 +23,7 @@ READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # names i
 
 
 class Listed(NamedTuple):
-    """An entry in the list of topics that have schedules."""
+    """A topic that has schedules, as Redis lists it."""
 
     topic: str
     created: bytes

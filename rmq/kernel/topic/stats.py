@@ -1,4 +1,4 @@
-"""Count the messages of a topic and its slots, by state and by due time."""
+"""Count the messages of a topic by their state, and delayed messages by their due time."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
     """Return the error for a command that the ACL refused, with the rule to add.
 
     Args:
-        what: Name of the verb.
+        what: Name of the operation of RMQ, for example `send`.
         text: Reply of Redis.
         keys: Keys of the call, or the channel.
     """
@@ -208,7 +208,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
 
     Args:
         error: The exception of redis-py.
-        script: Name of the verb, for the message.
+        script: Name of the script, for the message.
         keys: Keys of the command, for the message.
         wrong_key: The key whose value has the wrong type, if the error says WRONGTYPE.
     """

@@ -1,4 +1,4 @@
-"""Keep the state of a call to a cluster's node, and encode calls as bytes."""
+"""The state of a call to a node of a Redis Cluster, and functions that encode calls."""
 
 from __future__ import annotations
 

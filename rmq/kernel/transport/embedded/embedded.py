@@ -232,9 +232,10 @@ _exiting = False
 
 
 class Embedded:
-    """Keeps the private server of a directory open.
+    """Uses the Redis server of a directory, which several clients may share.
 
-    The server stops when its owner ends, or when the owner closes its last object of this class.
+    The first process that opens the directory starts the server and owns it. The server stops when
+    this process ends, or when it has closed all its objects of this class.
     """
 
     def __init__(self, server: _Server) -> None:

@@ -100,7 +100,7 @@ class CoalescingThreads:
         """Wait for a shared call, or make the call. Return this caller's outcome.
 
         Args:
-            step: Step that has this caller's item for the call.
+            step: Request that has this caller's item for the call.
             run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer
@@ -149,7 +149,7 @@ class WaitingTask(Caller):
     """A task that waits for its part of a shared call.
 
     Args:
-        step: The step that the task executes.
+        step: Request of the task.
         loop: Event loop of the task.
         tasks: Object that starts the call if this task must make it.
         run: Function that runs the flow of `Coalescer.run`.
@@ -212,7 +212,7 @@ class CoalescingTasks:
         The call runs in a separate task. So a cancellation of the caller does not end the call.
 
         Args:
-            step: Step that has this caller's item for the call.
+            step: Request that has this caller's item for the call.
             run: Function that runs the flow of `Coalescer.run`.
         """
         coalescer: Coalescer = step.coalescer

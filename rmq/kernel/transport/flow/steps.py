@@ -28,11 +28,12 @@ ROUND_S = 120.0
 
 
 def poll_range(turn: int, slots: int) -> range:
-    """Return the slots that a sleeping consumer of a topic checks next.
+    """Return the slots (parts of a topic) that a sleeping consumer checks in this poll.
+
+    A consumer checks some slots in each poll, and all slots in turn.
 
     Args:
-        turn: Index of the slot at which the previous check ended. If the index is 0 or after the
-            last slot, the check begins at slot 0.
+        turn: Index of the first slot to check. If there is no such slot, the poll begins at slot 0.
         slots: Number of slots of the topic.
     """
     first = turn if turn < slots else 0
@@ -108,9 +109,10 @@ def is_master_down(value: object) -> bool:
 
 
 class Pipeline:
-    """Executes commands in one round trip.
+    """A request to send several commands to Redis in one round trip.
 
-    The step returns a list with the value or the RMQError of each command.
+    The generator that yields this object gets a list. For each command, the list has a value or an
+    RMQError.
     """
 
     __slots__ = ("commands",)
@@ -120,11 +122,12 @@ class Pipeline:
 
 
 class DurablePipeline:
-    """Executes commands in one round trip, then waits until replicas or disks have the writes.
+    """A request to send several commands in one round trip, and to wait until they are durable.
 
-    The step returns a tuple of three parts. The first part has the values or RMQErrors of the
-    commands. The second part is the number of replicas that confirmed. The third part is 1 if the
-    server's own disk confirmed, otherwise 0.
+    The writes are durable when replicas or disks have them. The generator that yields this object
+    gets a tuple of three parts. The first part has a value or an RMQError for each command. The
+    second part is the number of replicas that confirmed. The third part is 1 if the server's own
+    disk confirmed, otherwise 0.
     """
 
     __slots__ = ("commands", "durability")
@@ -135,9 +138,9 @@ class DurablePipeline:
 
 
 class RawCommand:
-    """Executes a plain command that only reads, or is safe to repeat.
+    """A request to execute a plain command that only reads, or is safe to repeat.
 
-    The step returns the raw reply.
+    The generator that yields this object gets the raw reply.
     """
 
     __slots__ = ("what", "words")
@@ -148,9 +151,10 @@ class RawCommand:
 
 
 class OnEveryMaster:
-    """Executes a plain command on each master of a cluster, or on the only server.
+    """A request to execute a plain command on each master of a cluster, or on the only server.
 
-    The command must be safe to repeat. The step returns the list of raw replies.
+    The command must be safe to repeat. The generator that yields this object gets the list of raw
+    replies.
 
     Args:
         what: Name of the command in errors.
@@ -174,9 +178,9 @@ class OnEveryMaster:
 
 
 class AcceptsTransactions:
-    """Checks whether the server runs a script in a transaction. The check changes nothing.
+    """A request to check whether the server runs a script in a transaction.
 
-    The step returns True or False.
+    The check changes nothing. The generator that yields this object gets True or False.
 
     Args:
         key: A key of the slot. A proxy chooses the server by this key.
@@ -189,7 +193,7 @@ class AcceptsTransactions:
 
 
 class Sleep:
-    """Waits for a number of seconds."""
+    """A request to wait for a number of seconds."""
 
     __slots__ = ("seconds",)
 
@@ -198,7 +202,7 @@ class Sleep:
 
 
 class InBackground:
-    """Runs another flow after a number of seconds, unless the client is closed before."""
+    """A request to run a generator of commands later, unless the client is closed before."""
 
     __slots__ = ("flow", "seconds")
 
@@ -208,7 +212,7 @@ class InBackground:
 
 
 class Await:
-    """Waits for an async interceptor. Only an async transport can execute this step."""
+    """A request to await an async interceptor. Only an async transport can do this."""
 
     __slots__ = ("awaitable",)
 
@@ -217,9 +221,9 @@ class Await:
 
 
 class InThread:
-    """Makes a blocking call, for example of an object store. An async transport uses a thread.
+    """A request for a blocking call, for example of an object store. Async code uses a thread.
 
-    The step returns the result of the call.
+    The generator that yields this object gets the result of the call.
     """
 
     __slots__ = ("call",)
@@ -262,7 +266,7 @@ class LocalEvent:
 
 
 class AwaitEvent:
-    """Waits until a LocalEvent is set, at most for a number of seconds."""
+    """A request to wait until a LocalEvent is set, at most for a number of seconds."""
 
     __slots__ = ("event", "seconds")
 
@@ -272,9 +276,9 @@ class AwaitEvent:
 
 
 class Coalesce:
-    """Makes a request in a call that other callers may share.
+    """A request that may become a part of one call for several callers.
 
-    The step returns the outcome for this caller. If the call fails, the step raises the error.
+    The generator that yields this object gets its own result, or the error of the call.
 
     Args:
         coalescer: A `rmq.kernel.core.callers.Coalescer`.
@@ -345,7 +349,7 @@ class Subscription:
         """Record that Redis has confirmed the subscription to these channels."""
 
     def note_signal(self, channel: bytes, payload: bytes, signals: set[int]) -> None:
-        """Read a wake-up, and add the slot with new work to `signals`."""
+        """Read a wake-up, and add the slot (part of the topic) that has messages to `signals`."""
         with suppress(ValueError):
             signals.add(int(payload))
 
@@ -356,7 +360,7 @@ class Subscription:
 
     @property
     def accepts_hand_overs(self) -> bool:
-        """Whether the next connection gets its own channel for hand-overs."""
+        """Whether the next connection gets its own channel, on which senders deliver directly."""
         return self.takes_batches and (not self.is_sharded or bool(self.slot_channel))
 
     def new_own_channel(self) -> bytes:
@@ -379,13 +383,14 @@ class Subscription:
 
 
 class AwaitSignal:
-    """Waits for wake-ups of a topic's slots.
+    """A request to wait until slots (parts) of a topic have messages.
 
-    The step returns the set of slots that have work. If no wake-up arrives in time, the set is
-    empty.
+    The generator that yields this object gets the set of slots that have messages. If Redis sends
+    no wake-up in time, the set is empty.
 
-    A message on the consumer's own channel also ends the wait. The step then stores the message in
-    the subscription. If there is no connection yet, the step subscribes and returns immediately.
+    A message on the consumer's own channel also ends the wait. The transport then stores the
+    message in the subscription. If there is no connection yet, the transport subscribes, and the
+    wait ends immediately.
     """
 
     __slots__ = ("seconds", "subscription")

@@ -90,7 +90,7 @@ Sites = dict[str, list[str]]  # places of the lines that include a library, by l
 
 
 class Script:
-    """A Lua script: its name (a verb), the text that Redis gets, and the SHA-1 of this text."""
+    """A Lua script: its name, the text that Redis gets, and the SHA-1 of this text."""
 
     __slots__ = ("name", "sha", "text")
 

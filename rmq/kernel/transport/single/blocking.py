@@ -270,8 +270,8 @@ class Listener:
 
     One thread waits on the connection of the listener, and any thread can end the wait. If the ACL
     refuses a channel, the worker polls the topic of the channel, and tries to subscribe again after
-    a minute. The worker adds channels for hand-overs later. If the connection is lost, these
-    channels are also lost.
+    a minute. The worker later adds channels on which senders deliver directly. If the connection is
+    lost, these channels are also lost.
 
     Args:
         transport: Transport that makes the connection.

@@ -67,7 +67,7 @@ class AsyncDriver:
         raise NotImplementedError
 
     async def _own_step(self, step: Step) -> Any:
-        """Execute a step of a flow that waits, or that continues in the background."""
+        """Execute a request that waits, or that continues in the background."""
         raise NotImplementedError
 
     async def _perform(self, operation: Operation) -> Any:
@@ -88,12 +88,12 @@ class AsyncDriver:
         error: BaseException | None = None,
         before_step: Callable[[], object] | None = None,
     ) -> T:
-        """Run a flow to its end, and return its value.
+        """Run a generator of commands to its end, and return its value.
 
         Args:
-            flow: Generator that yields steps.
-            error: Error to raise in the flow at its current step, or None.
-            before_step: Function that the driver calls before each step.
+            flow: Generator that yields commands, waits and other requests.
+            error: Error to raise in the generator at its current position, or None.
+            before_step: Function that the driver calls before each request.
         """
         try:
             step = next(flow) if error is None else flow.throw(error)

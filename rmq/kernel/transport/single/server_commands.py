@@ -286,7 +286,7 @@ def _needs_loading(reply: Any) -> bool:
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:
-    """Find the first key of a command whose value has a wrong type, and describe it."""
+    """Describe the first key of a command that has a value of the wrong type."""
     for key, kind in zip(command.keys, types, strict=True):
         expected = rmq_keys.type_of(key)
         if isinstance(kind, bytes) and kind != b"none" and kind.decode() != expected:

@@ -122,12 +122,15 @@ class SubscribedConnection:
         return True
 
     def note_reply(self, reply: Any, signals: set[int], subscription: Subscription) -> None:
-        """Read a Pub/Sub message, and store its content.
+        """Store the content of a reply that Redis sent on this connection.
+
+        A reply may be a wake-up, which says that a slot (part of a topic) has messages.
 
         Args:
-            reply: The reply that was read.
-            signals: Set to which the method adds the slot of a wake-up.
-            subscription: Subscription that gets the messages of its own channel.
+            reply: Reply as redis-py has read it.
+            signals: Set of slot indexes. If the reply is a wake-up, the method adds the slot.
+            subscription: Subscription of the consumer. It stores messages on the consumer's own
+                channel.
         """
         if not isinstance(reply, list) or len(reply) != 3:
             return
