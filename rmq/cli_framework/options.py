@@ -208,10 +208,10 @@ def json_errors(words: Sequence[str]) -> bool:
 
 
 def filter_argument(command: F) -> F:
-    """Add the argument FILTER and the option --filter to a command.
+    """Add a filter of messages to a command: the argument FILTER and the option --filter.
 
-    Use the option in scripts whose filter may be empty. The command gets the filter as `wanted`. If
-    the filter is missing or empty, `wanted` is None.
+    A user may give one of the two. The function of the command gets the parsed filter as the
+    keyword `wanted`. If the user gives no filter or an empty filter, `wanted` is None.
     """
     from rmq.kernel.topic.filter import parse  # most commands need no filter
 

@@ -90,7 +90,10 @@ def examined(request: PageRequest) -> LongReading:
 
 
 async def history(request: PageRequest, topic: str, period: str) -> list[Sample]:
-    """Return the samples of a topic in a period. If there are none, return an empty list."""
+    """Return the message counts that the server recorded for a topic in a period.
+
+    The list is empty if the server recorded no counts.
+    """
 
     async def read() -> list[Sample]:
         try:
@@ -106,7 +109,7 @@ async def history(request: PageRequest, topic: str, period: str) -> list[Sample]
 async def histories(
     request: PageRequest, topics: Sequence[str], period: str
 ) -> dict[str, list[Sample]]:
-    """Return the samples of several topics. The key is the name of the topic."""
+    """Return the recorded message counts (samples) of several topics, by name of the topic."""
     samples = await _of_each(partial(history, period=period), request, topics)
     return dict(zip(topics, samples, strict=True))
 
@@ -124,9 +127,10 @@ async def _of_each(
 
 
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Combine the samples of several topics. Add the counts, and keep the longest delay.
+    """Add the recorded message counts (samples) of several topics, for each time.
 
-    If one topic has no rates at a time, the combined sample of this time has no rates.
+    The delay of a combined sample is the longest delay of all topics. If one topic has no rates at
+    a time, the combined sample of this time has no rates.
     """
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:

@@ -212,7 +212,7 @@ class Count(Answer):
 
 
 class Done(Answer):
-    """Says whether the request changed something."""
+    """A reply that says whether the request changed something."""
 
     done: bool
 

@@ -29,17 +29,18 @@ OF_QUERIES = {
 
 
 class ServerMetrics:
-    """Collects metrics when Prometheus requests them, as a collector of prometheus_client.
+    """Computes the metrics of `rmq server` when Prometheus requests `/metrics`.
 
     Args:
-        topics: Function that returns the counts of each topic. Only the leader returns counts, so
-            that a sum over all servers counts each message once.
+        topics: Function that returns the message counts of each topic. It returns counts only on
+            the leading server, so that the sum over all servers counts each message once.
         state: State of this server.
-        queries: Function that returns the queries of each topic.
-        before: Function that gets a topic and a number of ms. It returns the figures that the topic
-            had this number of ms ago, or None.
+        queries: Function that returns, for each topic, the streaming queries (for example, of
+            Spark) that read the topic.
+        before: Function that returns earlier counts of a topic, or None. Its arguments are the
+            topic, and how long ago in ms.
         wanted: Function that returns the number of needed worker processes for each topic.
-        long_runs: Function that returns the number of handlers that may hang, for each topic.
+        long_runs: Function that returns, for each topic, the number of handler runs that may hang.
         batches: Function that returns the number of batches whose callback was not sent yet.
     """
 

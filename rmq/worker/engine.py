@@ -169,8 +169,8 @@ class Engine:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return counts of deliveries for each topic.
 
-        The counts are: received deliveries, deliveries in flight, and settled deliveries for each
-        verb (`ack`, `nack` and so on).
+        The counts are: received deliveries, deliveries in flight, and the numbers of acked, nacked,
+        rejected and released deliveries.
         """
         counts: dict[str, dict[str, int]] = {}
         for queue in self.queues:

@@ -386,11 +386,14 @@ class Worker:
         }
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts of deliveries for each topic.
+        """Return the numbers of deliveries of each topic.
 
-        The counts are: deliveries received, deliveries in flight, and deliveries settled by each
-        verb. After a stop, the method returns the last counts. For a handler with middleware, there
-        are two more counts of acked deliveries. "duplicate" counts deliveries whose work was
-        already done. "claim_lost" counts deliveries whose claims were lost.
+        The result has the number of received deliveries, and the number of deliveries in flight. It
+        also counts the deliveries that the worker has acked, nacked, rejected or released. After
+        the worker has stopped, the method returns the last numbers.
+
+        If a handler has middleware, there are two more numbers of acked deliveries. "duplicate"
+        counts deliveries whose work was already done. "claim_lost" counts deliveries that lost
+        their claim (the key in Redis that protects the work) while they ran.
         """
         return self._counts if self._running is None else self._running.engine.counts()

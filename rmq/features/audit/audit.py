@@ -21,7 +21,7 @@ RANGES_MAX = 1000  # maximum number of ranges of missing numbers in a result
 
 
 class Missing(NamedTuple):
-    """A range of numbers whose messages are missing.
+    """A range of missing messages. `rmq.Audit` gives a number to each message.
 
     Attributes:
         producer: Id of the producer, which is one client in one process: 10 hex digits.
@@ -50,9 +50,9 @@ class AuditResult(NamedTuple):
         seen: Number of messages that a consumer settled.
         accounted: Number of messages that were merged, refused, cancelled, purged, expired, dropped
             or forgotten.
-        waiting: Number of waiting messages that have a number.
-        in_flight: Number of messages in flight that have a number.
-        dead: Number of dead letters that have a number.
+        waiting: Number of waiting messages that a producer with `rmq.Audit` sent.
+        in_flight: Number of messages in flight that a producer with `rmq.Audit` sent.
+        dead: Number of dead letters that a producer with `rmq.Audit` sent.
         missing: Number of lost messages. RMQ accepted them, no queue has them, and `seen` and
             `accounted` do not count them.
         lost: Numbers of the lost messages, in at most 1000 ranges.

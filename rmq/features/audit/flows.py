@@ -27,7 +27,7 @@ PAGE = 1000
 
 
 class _OpenNumbers:
-    """The open numbers of one producer in one slot. RMQ has not removed their messages yet."""
+    """Numbers of one producer's messages that RMQ has not removed yet, in one slot."""
 
     def __init__(self) -> None:
         self.sent = 0

@@ -54,7 +54,7 @@ async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetM
 
 
 class Missing(Answer):
-    """A range of numbers whose messages are missing, with the same fields as in `rmq audit`."""
+    """A range of missing messages, by their numbers, with the same fields as in `rmq audit`."""
 
     producer: str
     slot: int

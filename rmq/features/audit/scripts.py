@@ -46,7 +46,7 @@ def audit_open(
 
 
 def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
-    """Read a page of the numbered messages in one slot (part) of a topic."""
+    """Read a page of the messages to audit in one slot (part) of a topic."""
     return script_call(
         "audit_scan",
         keys,

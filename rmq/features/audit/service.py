@@ -1,6 +1,6 @@
-"""Audit topics whose producers number their messages but whose workers do not audit.
+"""Audit topics whose producers use `rmq.Audit`, but whose workers do not audit.
 
-In each interval, one server or worker audits a topic.
+In each interval, only one server or worker audits a topic.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def _is_numbered(context: TopicContext) -> Flow[bool]:
 
 
 class Audits(SurveyedService):
-    """Audits each topic once in ten minutes.
+    """Audits each topic once in ten minutes, if programs use `rmq.Audit` for the topic.
 
     Attributes:
-        missing: Number of missing messages of each topic, from the last audits of this server.
-            Topics without numbered messages are omitted.
+        missing: Number of missing messages of each topic, from the last audits of this server. A
+            topic is omitted if no client with `rmq.Audit` has sent messages to it.
     """
 
     name = "audits"
@@ -47,7 +47,7 @@ class Audits(SurveyedService):
         self.missing: dict[str, int] = {}
 
     def run_once(self) -> int:
-        """Audit the topics that are due. Return how many of them have numbered messages."""
+        """Audit each topic whose next audit is due. Return the number of audited topics."""
         topics, now, audited = self._survey.topics, time.monotonic(), 0
         self._next_at = {name: at for name, at in self._next_at.items() if name in topics}
         missing = {name: count for name, count in self.missing.items() if name in topics}

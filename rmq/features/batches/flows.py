@@ -1,4 +1,4 @@
-"""Open, fill, close, read and list batches.
+"""Open, close, read and list batches of messages, and add messages to a batch.
 
 Each batch is stored in one slot. The hash `rmq:batches` has the topic and the slot of each batch,
 by the name of the batch.

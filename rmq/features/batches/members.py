@@ -80,7 +80,7 @@ def _by_slot(
 
 
 class Examined(NamedTuple):
-    """Whether an examination closed the batch, and how many members it recorded as lost."""
+    """Whether RMQ closed the batch, and how many messages of the batch it recorded as lost."""
 
     closed: bool = False
     lost: int = 0
@@ -122,7 +122,7 @@ def examine(batch: Definition, now_ms: int) -> Flow[Examined]:
 def _lost(
     batch: Definition, context: TopicContext, ids: Sequence[str], elsewhere: Set[str]
 ) -> Flow[list[str]]:
-    """Return the lost members: no queue has them, and no slot will report their end.
+    """Return the lost messages of the batch: no queue has them, and no slot will report their end.
 
     A member that may be in another topic (`elsewhere`) is lost only if its topic was deleted.
     """

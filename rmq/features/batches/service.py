@@ -51,11 +51,11 @@ class Batches:
 
     @property
     def open(self) -> int:
-        """Number of batches whose callback was not sent before the last run."""
+        """Number of batches whose callback RMQ had not sent at the last check."""
         return len(self._open)
 
     def run_once(self) -> int:
-        """Examine the batches that are not done. Return the number of changes."""
+        """Check each batch that has not ended. Return the number of changes."""
         places = self._transport.run(registry.listed(self._prefix))
         names = {place.name for place in places}
         self._next = {name: at for name, at in self._next.items() if name in names}

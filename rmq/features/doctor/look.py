@@ -196,7 +196,7 @@ class Look:
         return self._infos
 
     def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
-        """Return the settings of each master that match a pattern."""
+        """Return the settings (CONFIG GET) of each Redis master whose names match a pattern."""
         if pattern not in self._config:
             addresses, replies = yield from self.on_masters("CONFIG GET", "CONFIG", "GET", pattern)
             found = [pairs(reply) for reply in replies]

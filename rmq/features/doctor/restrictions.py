@@ -1,4 +1,4 @@
-"""Check for commands that a server, a service or a user does not allow."""
+"""Find the Redis commands that RMQ may not use, because the server or the ACL refuses them."""
 
 from __future__ import annotations
 

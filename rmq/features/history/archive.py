@@ -84,7 +84,7 @@ class _Folder:
         self._manifest = f"{self._root}/_rmq/{topic}.json"
 
     def path_of(self, begin_ms: int) -> str:
-        """Return the path of the file for a window."""
+        """Return the path of the archive's file for the messages of a time window."""
         begin = moment(begin_ms)
         name = f"{self._topic}-{begin:%Y%m%dT%H%M%S}.{begin_ms % 1000:03}Z.parquet"
         return f"{self._root}/day={begin:%Y-%m-%d}/{name}"

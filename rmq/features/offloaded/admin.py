@@ -9,7 +9,7 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncOffloadedAdmin(AsyncAdminPart):
-    """Removes objects of `rmq.Offloaded`."""
+    """Removes large bodies that `rmq.Offloaded` stored outside of Redis, and no message needs."""
 
     async def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False

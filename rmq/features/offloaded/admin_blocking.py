@@ -10,7 +10,7 @@ from rmq.kernel.topic.admin_part import AdminPart
 
 
 class OffloadedAdmin(AdminPart):
-    """Removes objects of `rmq.Offloaded`."""
+    """Removes large bodies that `rmq.Offloaded` stored outside of Redis, and no message needs."""
 
     def sweep_offloaded(
         self, topic: str, *, older: Duration = 86_400, dry_run: bool = False

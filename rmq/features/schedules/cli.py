@@ -164,10 +164,10 @@ def run(topic: str, name: str) -> None:
 @click.argument("name")
 @YES
 def delete(topic: str, name: str, yes: bool) -> None:
-    """Delete the schedule NAME of TOPIC. Messages that it has sent stay.
+    """Delete the schedule NAME of TOPIC. Messages that the schedule has sent stay.
 
-    The schedule stays deleted until a program declares it again. A worker declares the schedules of
-    its program when it starts. You must type the name of the schedule to confirm.
+    If a program declares the schedule, the program creates it again at its next start. So first
+    remove the schedule from the program. To confirm, you must type the name of the schedule.
     """
     common = common_options()
     with common.client() as client:

@@ -1,4 +1,4 @@
-"""The operations of `Admin` on queries and sinks."""
+"""The operations of `Admin` on the queries and sinks of engines such as Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncQueryAdmin(AsyncAdminPart):
-    """Lists and releases queries. Lists and deletes sinks."""
+    """Lists the streaming queries of engines such as Spark, and releases their messages."""
 
     async def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).

@@ -11,7 +11,7 @@ from rmq.kernel.topic.admin_part import AdminPart
 
 
 class QueryAdmin(AdminPart):
-    """Lists and releases queries. Lists and deletes sinks."""
+    """Lists the streaming queries of engines such as Spark, and releases their messages."""
 
     def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).

@@ -1,7 +1,8 @@
 """Mark single messages of a query's batch as failed.
 
-A message fails only once, even if the batch is repeated. Each task of an engine may mark messages
-as failed, and may repeat the call. The log of the query has a mark for each failed message (see
+A query is a reader, for example of Spark, that repeats a batch until it settles the batch. A
+message fails only once, even if the query repeats the batch. Each task of the engine may mark
+messages as failed, and may repeat the call. Redis stores a mark for each failed message (see
 `lua/queries/query_fail.lua`).
 """
 
@@ -34,7 +35,7 @@ class FailedMessage(NamedTuple):
 
     Attributes:
         slot: Index of the slot.
-        number: Number of the message in the query's log.
+        number: Number that the query gave to the message when it received the message.
         id: Id of the message.
         error: Error text that RMQ stores with the message.
         delay_ms: Time until the retry, in ms, or None for the topic's policy.
@@ -53,10 +54,10 @@ class Failures(NamedTuple):
     Attributes:
         retried: Messages that this call gave back for a retry.
         dead: Messages that this call made dead letters.
-        before: Messages that had failed before, or that are twice in this call. The call did not
-            change them.
-        lost: Messages that the query no longer has, because the lease expired, or that no task has
-            read yet. The call did not change them.
+        before: Messages that the call did not change, because they failed before, or because they
+            are twice in this call.
+        lost: Messages that the call did not change, because the lease of the query expired, or
+            because no task has read them yet.
     """
 
     retried: int = 0

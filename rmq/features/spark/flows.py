@@ -51,15 +51,15 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """What the owner of a query knows about the slots of the topic, without asking Redis.
+    """Cached state of the slots (parts) of a topic, for the process that runs a query.
 
     Args:
         subscription: Subscription to the wake-ups of the topic.
 
     Attributes:
-        newest: For each slot, the number of the newest message that the query has taken. None if
+        newest: For each slot, the number of the newest message that the query has received. None if
             unknown.
-        ready_at: For each slot, the monotonic time from which there are messages to take. NEVER
+        ready_at: For each slot, the monotonic time from which the query can receive messages. NEVER
             means that a wake-up will announce messages. None means unknown.
         look_at: Time of the next check of some slots. The check needs no wake-up, because a wake-up
             can get lost.
@@ -89,16 +89,16 @@ class Known:
         self.ready_at += [None] * (slots - len(self.ready_at))
 
     def unknown(self) -> list[int]:
-        """Return the slots that the query must ask Redis about."""
+        """Return the slots (parts of the topic) about which the query must ask Redis."""
         return [index for index, at in enumerate(self.ready_at) if at is None]
 
     def ready(self) -> list[int]:
-        """Return the slots that have messages now."""
+        """Return the slots (parts of the topic) that have messages now."""
         now = time.monotonic()
         return [index for index, at in enumerate(self.ready_at) if at is not None and at <= now]
 
     def note_signals(self, slots: Iterable[int]) -> None:
-        """Record that wake-ups have named these slots."""
+        """Record that these slots have messages, because Redis sent a wake-up for each of them."""
         for index in slots:
             if index < len(self.ready_at):
                 self.ready_at[index] = 0.0
@@ -152,7 +152,7 @@ class Settlement(NamedTuple):
 
 
 class QueryFlows:
-    """The commands of a query, for the driver that owns the query.
+    """The commands of a query, for the process (the driver) that runs the query.
 
     If another driver runs the query, all methods except `waiting`, `count_run` and `handed` raise
     QueryOwned.
@@ -183,7 +183,7 @@ class QueryFlows:
         return answers
 
     def check_owner(self, answer: QueryLog | QuerySettleReply) -> None:
-        """Raise QueryOwned if a reply says that another driver owns the query."""
+        """Raise QueryOwned if Redis has replied that another process runs the query."""
         if answer.owner:
             left_s = max(0.0, answer.left_ms / 1000)
             raise QueryOwned(
@@ -197,7 +197,7 @@ class QueryFlows:
     def renewals(
         self, slots: Iterable[int] | None, after: Offsets, upto: Offsets | None, report: bytes
     ) -> tuple[Command[QueryLog], list[Command[QueryLog]]]:
-        """Return the call that renews the first slot, and the calls that renew the other slots.
+        """Return the calls that renew the query's lease, first the call for the first slot.
 
         `renew` describes the arguments. The topic must be open.
         """
@@ -222,7 +222,7 @@ class QueryFlows:
         slots: Iterable[int] | None = None,
         report: bytes = b"",
     ) -> Flow[list[QueryLog]]:
-        """Renew the lease of a query. Return which messages of a batch it still has, by slot.
+        """Renew the lease of the query. Return how many messages of a batch it still has, by slot.
 
         The first slot stores who owns the query. Only the owner continues with the other slots.
 
@@ -241,7 +241,7 @@ class QueryFlows:
         return answers
 
     def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
-        """Take more messages for the query. Return the newest number of each slot.
+        """Receive more messages for the query. Return the newest number of each slot (part).
 
         If the query has already taken newer messages than the caller has recorded, the call returns
         their numbers and takes no more messages. The caller may have used these messages as a
@@ -369,7 +369,7 @@ class QueryFlows:
             raise
 
     def waiting(self) -> Flow[list[int]]:
-        """Count, for each slot, the messages that the query can take now."""
+        """Count the messages that the query can receive now, for each slot (part of the topic)."""
         yield from self.open()
         calls = [topic_scripts.ready_count(keys) for keys in self.context.slots]
         return (yield from pipeline(calls))
@@ -438,7 +438,7 @@ class QueryFlows:
         return Settlement(total, missing)
 
     def again(self, upto: Offsets) -> Flow[None]:
-        """Give the messages of a batch new numbers, so that the query takes them again."""
+        """Give the messages of a batch new numbers, so that they are in the next batch."""
         self.known.forget()
         yield from self.open()
         slots = self.context.slots
@@ -447,7 +447,7 @@ class QueryFlows:
         )
 
     def give_back(self, after: Offsets) -> Flow[int]:
-        """Give back messages that no reader has received. Return the number of these messages.
+        """Give messages back to the queue if no reader has received them. Return their number.
 
         Args:
             after: Last number to keep, for each slot.

@@ -1,4 +1,4 @@
-"""The work of operators: list and release queries, list and delete sinks."""
+"""List the streaming queries of engines such as Spark, and release their messages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class HeldQuery:
         lease_left_s: Seconds until the lease expires, unless the driver renews it. Negative if the
             lease has expired. The next consumer of the topic then rolls the messages back.
         slots: Number of messages in flight by slot. Slots without messages are omitted.
-        report: Figures that the driver has reported, by name. The dict may be empty. docs/spark.md
-            describes the figures of Spark's source.
+        report: Numbers that the driver has reported, such as rows and batches, by name. The dict
+            may be empty. docs/spark.md describes the numbers.
     """
 
     run: str
@@ -48,7 +48,7 @@ class HeldQuery:
 
     @property
     def is_owned(self) -> bool:
-        """Whether a driver runs the query."""
+        """Whether a process (a driver) runs the query now."""
         return self.owner is not None and self.owner_left_s > 0
 
 
@@ -59,8 +59,8 @@ class WatchedQuery(NamedTuple):
         run: Name of the query.
         held: Number of messages in flight per topic, sorted by topic.
         owner: Driver that runs the query, or None.
-        report: Figures that the driver reported last. The driver reports the same figures to each
-            topic.
+        report: Numbers that the driver reported last, such as rows and batches. The driver reports
+            the same numbers to each topic.
     """
 
     run: str
@@ -93,7 +93,7 @@ class Sink:
 
 
 def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
-    """List the queries of a topic. The query whose lease ends first is first."""
+    """List the streaming queries of a topic. The query whose lease ends first is first."""
     yield from opening.ensure_open(context, create=False)
     listed = yield from pipeline([scripts.queries(keys) for keys in context.slots])
     found = [
@@ -144,7 +144,7 @@ class Counted(Protocol):
 
 
 def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
-    """Return the queries of each topic that run or have messages in flight, in few round trips.
+    """Return the streaming queries of each topic that run or have messages in flight.
 
     The first slot of a topic lists all queries that run. If a query has messages in flight, their
     slots also list the query. The message counts of a topic show which slots have messages in
@@ -259,7 +259,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
 
 
 def sinks(context: TopicContext, query: str | None) -> Flow[list[Sink]]:
-    """List the sinks of a topic by name, or the sink of a single query."""
+    """List the last batch that each query (or the given query) has published to a topic."""
     yield from opening.ensure_open(context, create=False)
     stem = sink_key(context.prefix, context.name, "")
     keys = [stem + query.encode()] if query is not None else (yield from _scan(stem + b"*"))

@@ -21,13 +21,16 @@ class QueryPath(TopicPath):
 
 
 class SinkQuery(Request):
-    """Selects a sink."""
+    """The query whose record of published batches is selected."""
 
     query: Text
 
 
 class ReleaseQuery(Request):
-    """Options of a release. With `force`, RMQ releases messages even if a driver runs the query."""
+    """Options of a release.
+
+    With `force`, RMQ releases messages even if a process runs the query.
+    """
 
     force: bool = False
     dry_run: bool = False

@@ -44,7 +44,9 @@ class JointQueries:
         self._turn = 0
 
     def ask(self, queries: Sequence[Query]) -> None:
-        """Check which slots have messages. Later calls of `Query.take` read only these slots.
+        """Check which slots (parts of topics) have messages.
+
+        `Query.take` then reads only these slots.
 
         Before the first `wait`, there is no subscription, and this method checks all slots. Later
         it checks only slots whose state may have changed.
@@ -92,13 +94,15 @@ class JointQueries:
     def keep(
         self, slots: Mapping[Query, Iterable[int]], report: Mapping[str, int] | None = None
     ) -> dict[Query, RMQError]:
-        """Renew several queries as `Query.keep` does. Return the errors, by query.
+        """Renew the leases of several queries, as `Query.keep` does for one query.
+
+        Return the errors, by query.
 
         An error of one query does not affect the other queries.
 
         Args:
             slots: For each query, the slots whose lease the call renews.
-            report: Figures to store with each query. See `Query.keep`.
+            report: Numbers to store with each query. See `Query.keep`.
         """
         queries = {query._flows: query for query in slots}
         kept = {flows: slots[query] for flows, query in queries.items()}

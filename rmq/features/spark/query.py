@@ -74,7 +74,7 @@ class QueryBase:
 
     @property
     def read_bytes(self) -> int:
-        """Total bytes that readers have read from batches that this object settled.
+        """Number of bytes that readers have read from the batches that this object has settled.
 
         Each reader reports its bytes when it has read its part of a batch. If bytes are read again,
         they count again.
@@ -125,13 +125,13 @@ class AsyncQuery(QueryBase):
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
-        """Return, for each slot (part) of the topic, how many messages the query can take now."""
+        """Return how many messages the query can receive now, for each slot (part) of the topic."""
         return await self._run(self._flows.waiting())
 
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
     ) -> dict[int, int]:
-        """Take more messages as a new batch. Return the newest number of each slot.
+        """Receive more messages as a new batch. Return the newest number of each slot.
 
         A slot is a part of the topic. A repeated call has the same result. If the query has already
         taken newer messages than `after` says, the call returns their numbers and takes no more
@@ -163,7 +163,7 @@ class AsyncQuery(QueryBase):
         await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
+        """Renew the lease on all messages. Return how many messages of a batch the query has.
 
         Raises:
             QueryOwned: Another process runs the query.
@@ -172,11 +172,11 @@ class AsyncQuery(QueryBase):
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
-        """Stay the owner of the query, and renew the lease on messages of these slots.
+        """Stay the process that runs the query, and renew the lease on messages of these slots.
 
         Args:
             slots: Indexes of the slots. The first slot is always renewed.
-            report: Figures by name, at most 500 bytes as JSON. Lists of queries show these figures.
+            report: Numbers by name, at most 500 bytes as JSON. Lists of queries show these numbers.
                 Default: the previous report stays.
 
         Raises:
@@ -186,7 +186,7 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.renew({}, {}, slots, said))
 
     async def handed(self, slot: int) -> int:
-        """Return the number of the newest message that `read` has returned from a slot."""
+        """Return the number of the newest message that `read` has returned from a slot (part)."""
         return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
@@ -242,7 +242,9 @@ class AsyncQuery(QueryBase):
         await self._run(self._flows.again(upto))
 
     async def give_back(self, after: Offsets) -> int:
-        """Give back messages that were taken but not yet read. Return the number of messages.
+        """Give messages back to the queue if no reader has read them.
+
+        Return the number of messages.
 
         The messages go to the front of the queue and lose no retry. Other messages will get the
         same numbers, so the caller must not have recorded these numbers. If `read` has already

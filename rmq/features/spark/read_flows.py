@@ -27,12 +27,12 @@ FIRST_ROWS = 500  # messages of the first page of a part, before their size is k
 
 
 class Block(NamedTuple):
-    """Messages of one slot in columns, sorted by number.
+    """Messages of one slot (part of a topic) in columns, sorted by number.
 
     Attributes:
         topic: Name of the topic.
         slot: Index of the slot.
-        numbers: Numbers in the query's log.
+        numbers: Numbers that the query gave to the messages when it received them.
         ids: Ids of the messages, 16 bytes each, one after another. `rmq.MessageId(ids[:16])` is the
             first id.
         attempts: Attempt of each message, 1 for the first delivery.
@@ -54,7 +54,7 @@ class HeldPart(NamedTuple):
         prefix: First part of all keys.
         topic: Name of the topic.
         slot: Index of the slot.
-        after: Number after which the part starts.
+        after: The part starts after this number.
         upto: Number of the last message.
         max_retries: Maximum retries of the topic.
     """

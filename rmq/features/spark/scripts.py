@@ -113,7 +113,10 @@ def _settle_reply(reply: list[Any]) -> QuerySettleReply:
 def query_take(
     keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
 ) -> Command[QueryLog]:
-    """Add messages of a slot to the query's log. `most_bytes` limits their size. 0 is no limit."""
+    """Receive messages of a slot (part of a topic) for a query.
+
+    `most_bytes` limits the size of the messages. 0 means no limit.
+    """
     return Command(
         script_loader.load("query_take"),
         (
@@ -134,7 +137,7 @@ def query_renew(
     owns: bool = True,
     report: bytes = b"",
 ) -> Command[QueryLog]:
-    """Renew the lease of a query, and count the messages of a batch that the query has in flight.
+    """Renew the lease of a query. Count the messages of a batch that the query still has.
 
     The first slot of a topic stores who owns the query. With `owns`, the call renews the ownership.
     In other slots, the call only records that an earlier owner no longer has the slot. RMQ stores
@@ -152,7 +155,7 @@ def query_renew(
 
 
 def encode_report(report: Mapping[str, int] | None) -> bytes:
-    """Encode a report. Return b"" for None.
+    """Encode the numbers that a query reports. Return b"" for None.
 
     Raises:
         InvalidValue: The report is too large.
@@ -166,7 +169,7 @@ def encode_report(report: Mapping[str, int] | None) -> bytes:
 
 
 def read_report(text: bytes) -> dict[str, int]:
-    """Decode the figures of a report. Return an empty dict if the report is not valid."""
+    """Decode the numbers of a query's report. Return an empty dict if the report is not valid."""
     try:
         found = json.loads(text)
     except UNREADABLE:
@@ -218,7 +221,7 @@ def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes
 def query_settle(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
 ) -> Command[QuerySettleReply]:
-    """Settle messages of a query in one slot, up to a number.
+    """Settle the messages of a query in one slot (part of a topic), up to a number.
 
     Args:
         context: Context of the topic.
@@ -246,7 +249,7 @@ def query_settle(
 
 
 def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLog]:
-    """Give the messages of a batch in one slot new numbers."""
+    """Give new numbers to the messages of a batch in one slot (part of a topic)."""
     return Command(
         script_loader.load("query_again"),
         (keys.slot, *_query_keys(keys, lease.run)),
@@ -258,7 +261,7 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
 def query_release(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, after: int, limit: int
 ) -> Command[QueryLog]:
-    """Give back the messages of a slot after a number, if no reader has received them."""
+    """Give back messages with larger numbers than `after`, if no reader has received them."""
     return Command(
         script_loader.load("query_release"),
         (
@@ -273,7 +276,7 @@ def query_release(
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Make messages of the query in one slot dead letters, up to a number."""
+    """Make dead letters of a query's messages in one slot (part of a topic), up to a number."""
     return Command(
         script_loader.load("query_reject"),
         (
@@ -290,7 +293,7 @@ class Failing(NamedTuple):
     """A message of a batch that failed.
 
     Attributes:
-        number: Number in the query's log.
+        number: Number that the query gave to the message.
         member: Name of the message in Redis.
         error: Error that RMQ stores with the message.
         wait_ms: Time until the retry, in ms, or None for the topic's policy.
@@ -305,7 +308,7 @@ class Failing(NamedTuple):
 def query_fail(
     context: TopicContext, keys: SlotKeys, run: str, failing: Sequence[Failing], retry: bool
 ) -> Command[str]:
-    """Mark messages of a query in one slot as failed. The messages must be sorted by number.
+    """Mark messages of a query in one slot (part of a topic) as failed. Sort them by number.
 
     With `retry`, the messages go back to the queue. Without it, they become dead letters. Return a
     character for each message: `r` (to be retried), `d` (a dead letter), `R` or `D` (failed by an
@@ -330,7 +333,7 @@ def query_fail(
 
 
 def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
-    """Return how many messages a query has in flight in one slot, and the query's owner."""
+    """Return how many messages a query has in flight in one slot, and which process runs it."""
     return Command(
         script_loader.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
@@ -369,7 +372,7 @@ def stage_push(
     entry: Sequence[bytes | int],
     rests: Sequence[bytes] = (),
 ) -> Command[int]:
-    """Append an entry to a stage. Return the new number of entries."""
+    """Append messages to a stage, as one entry. Return the new number of entries."""
     return Command(
         script_loader.load("stage_push"),
         (keys.slot, keys.stage_stem + name.encode()),
@@ -379,7 +382,7 @@ def stage_push(
 
 
 def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
-    """Keep a stage for some time.
+    """Keep a stage (messages to publish later) for some time.
 
     If the time is 0, delete the stage. The call fails if the stage does not have `length` entries.
     """
@@ -400,7 +403,7 @@ def _publish_reply(reply: list[Any]) -> PublishReply | None:
 def publish(
     context: TopicContext, keys: SlotKeys, session: ReplaySession, name: str
 ) -> Command[PublishReply | None]:
-    """Move the next entry of a stage into the queue. Return None if the slot is full."""
+    """Move the next messages of a stage into the queue. Return None if the slot is full."""
     return Command(
         script_loader.load("publish"),
         (
@@ -427,9 +430,11 @@ def _sink_reply(reply: list[Any]) -> SinkReply:
 def sink_begin(
     context: TopicContext, query: str, batch: int, stages: bytes = b""
 ) -> Command[SinkReply]:
-    """Record which stages belong to a batch, unless an earlier call did so.
+    """Record which stages RMQ publishes as a batch of a query.
 
-    If `stages` is b"", the call only reads the recorded stages.
+    A stage is a group of stored messages that are not yet in a queue. If an earlier call has
+    recorded the stages of this batch, the call changes nothing. The reply has the recorded stages.
+    If `stages` is b"", the call records nothing.
     """
     return Command(
         script_loader.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
@@ -437,5 +442,5 @@ def sink_begin(
 
 
 def sink_end(context: TopicContext, query: str, batch: int) -> Command[bool]:
-    """Record that a batch is published."""
+    """Record that all messages of a query's batch are published."""
     return Command(script_loader.load("sink_end"), _sink_keys(context, query), [batch], bool)

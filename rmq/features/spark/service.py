@@ -41,7 +41,7 @@ class Queries(SurveyedService):
         self.held: dict[str, list[HeldQuery]] = {}
 
     def run_once(self) -> int:
-        """Read the queries of topics that may have queries. Return the number of queries."""
+        """Read the streaming queries of all topics. Return the number of queries."""
         seen, topics, now = self._survey.passes, self._survey.topics, time.monotonic()
         if seen == self._seen:
             return 0

@@ -82,7 +82,7 @@ def columns_of(
 def flows_of(
     context: TopicContext, name: str | None, keep: Duration, late: bool
 ) -> stage_flows.StageFlows:
-    """Check the arguments of `Topic.stage`. Return the `StageFlows` of the stage."""
+    """Check the arguments of `Topic.stage`, and create the stage (messages to publish later)."""
     keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
     chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
     return stage_flows.StageFlows(context, chosen, keep_ms, late)
@@ -96,7 +96,7 @@ class StageBase:
 
     @property
     def staged(self) -> StageContent:
-        """The content of the stage. Pass it to `Topic.publish` or `Topic.discard`.
+        """A description of the stored messages. Pass it to `Topic.publish` or `Topic.discard`.
 
         Raises:
             StageLost: A push has failed, and may have stored some of its messages.
@@ -152,5 +152,5 @@ class AsyncStage(StageBase):
         return await self._run(self._flows.push_bodies(bodies, columns))
 
     async def discard(self) -> None:
-        """Delete all messages of this stage, even after a failed push."""
+        """Delete all messages of this stage. You may call this after a failed push."""
         await self._run(self._flows.discard())

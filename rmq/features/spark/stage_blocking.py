@@ -56,5 +56,5 @@ class Stage(StageBase):
         return self._run(self._flows.push_bodies(bodies, columns))
 
     def discard(self) -> None:
-        """Delete all messages of this stage, even after a failed push."""
+        """Delete all messages of this stage. You may call this after a failed push."""
         self._run(self._flows.discard())

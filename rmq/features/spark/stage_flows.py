@@ -57,11 +57,11 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 class StageContent(NamedTuple):
-    """The content of a stage. You can pickle it, so that another process can publish it.
+    """Describes the messages of a stage. Another process can unpickle it, and publish the messages.
 
     Attributes:
         name: Name of the stage.
-        lengths: Number of entries by slot.
+        lengths: Number of stored batches of messages in each slot (part of the topic).
         messages: Number of messages.
         topic: Topic of the messages. Empty for the topic whose `publish` is called.
     """
@@ -106,7 +106,7 @@ def _entry_max(settings: Settings) -> int:
 
 
 class StageFlows:
-    """Stores messages in a stage, and deletes the stage. Only one writer may use a stage.
+    """Stores messages that are published later, or deletes them. Only one writer may use a stage.
 
     Args:
         context: Context of the topic.
@@ -122,7 +122,7 @@ class StageFlows:
 
     @property
     def staged(self) -> StageContent:
-        """The content of the stage. After a failed push, this property raises StageLost."""
+        """A description of the stored messages. After a failed push, this raises StageLost."""
         if self._failed:
             raise StageLost(f"stage {self.content.name}: a push has failed; write another stage")
         return self.content
@@ -135,11 +135,11 @@ class StageFlows:
         return self.content.messages
 
     def push(self, messages: Iterable[Outgoing]) -> Flow[int]:
-        """Put messages into the stage. Return the number of messages in the stage."""
+        """Store messages to publish later. Return the number of messages in the stage."""
         return self._noting(self._push(self.staged, messages))
 
     def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
-        """Put messages, given as columns, into the stage. Return the number of messages in it.
+        """Store messages that are given as columns. Return the number of messages in the stage.
 
         The result is the same as with `push`, but this method is much faster, because it creates no
         message objects. Only the first of several consecutive messages of a slot gets a new id. The
@@ -183,7 +183,7 @@ class StageFlows:
         return (yield from calls.run())
 
     def discard(self) -> Flow[None]:
-        """Delete the stage in every slot, even after a failed push."""
+        """Delete all stored messages of the stage, even after a failed push."""
         if self._context.is_open:  # otherwise nothing was written
             lengths = dict.fromkeys(range(len(self._context.slots)), 0)
             yield from _keep(self._context, [self.content._replace(lengths=lengths)], 0)
@@ -296,7 +296,7 @@ def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn:
 
 
 class _StageCalls:
-    """Calls that put entries into a stage, and the content of the stage after these calls."""
+    """Calls that store messages in a stage, and the content of the stage after these calls."""
 
     def __init__(self, context: TopicContext, stage: StageContent, keep_ms: int) -> None:
         self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
@@ -328,7 +328,7 @@ class _StageCalls:
         self._stamp += len(rests)
 
     def run(self) -> Flow[StageContent]:
-        """Store the entries in Redis. Return the content of the stage."""
+        """Store the added messages in Redis. Return the content of the stage."""
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
         return self._stage._replace(lengths=self._lengths, messages=self._count)
@@ -348,7 +348,7 @@ def _entry(context: TopicContext, batch: SendBatch) -> list[bytes]:
 def drop(
     context: TopicContext, staged: Sequence[StageContent], query: str | None = None
 ) -> Flow[None]:
-    """Delete stages, but not the stages of a batch that a query has started to publish."""
+    """Delete stored messages, but not those of a batch that a query has started to publish."""
     yield from opening.ensure_open(context)
     if query is not None:
         begun = yield scripts.sink_begin(context, query, 0)
@@ -411,7 +411,7 @@ def _by_topic(
 def publish(
     context: TopicContext, staged: Sequence[StageContent], timeout: float
 ) -> Flow[PublishResult]:
-    """Publish stages."""
+    """Publish the messages of stages."""
     yield from opening.ensure_open(context)
     parts = yield from _by_topic(context, staged)
     for topic, part in parts:
@@ -431,11 +431,12 @@ def publish_once(
     timeout: float,
     callers: tuple[str, ...] = (),
 ) -> Flow[PublishResult]:
-    """Publish a batch of a query, unless the batch was already published.
+    """Publish the stages of a query's batch, unless RMQ has already published the batch.
 
-    If an earlier call has started to publish the batch, this call continues with the stages of the
-    earlier call, and deletes the given stages. The topic of the context records the stages of all
-    topics. Each of the other topics also records its own stages. So no stage is published twice.
+    A stage is a group of stored messages. If an earlier call has started to publish the batch, this
+    call continues with the stages of the earlier call, and deletes the given stages. RMQ records
+    all stages of the batch in the topic of `context`. Each other topic also records its own stages.
+    So RMQ publishes no stage twice.
     """
     if context.name in callers:
         raise InvalidValue(
@@ -492,7 +493,7 @@ def _sum(one: PublishResult, other: PublishResult | PublishReply) -> PublishResu
 def _move(
     context: TopicContext, staged: Sequence[StageContent], timeout: float
 ) -> Flow[PublishResult]:
-    """Move all entries of stages into the queue. If the queue is full, retry until the timeout."""
+    """Move all staged messages into the queue. If it is full, retry until the timeout."""
     waiting = deque((index, stage.name) for stage in staged for index in stage.lengths)
     until, pause = time.monotonic() + timeout, 0.01
     total, wanted = PublishResult(), context.settings.durability

@@ -1,4 +1,4 @@
-"""The console page of tokens for the HTTP API and the console."""
+"""The page of the console on which an admin lists, creates and revokes access tokens."""
 
 from __future__ import annotations
 

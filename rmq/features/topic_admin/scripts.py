@@ -48,9 +48,10 @@ def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[
 def topic_pause(
     context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
 ) -> Command[TopicReply]:
-    """Store a pause of deliveries or sends.
+    """Pause the deliveries of a topic, or refuse sends to the topic.
 
-    The state in the reply has the same meaning as for topic_set.
+    The state in the reply is -1 if the topic is missing or is being deleted, and 0 if it was
+    already paused.
     """
     return Command(
         script_loader.load("topic_pause"),

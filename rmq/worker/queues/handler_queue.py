@@ -100,7 +100,7 @@ class HandlerQueue:
         return self.received - self.settler.finished
 
     def counts(self) -> dict[str, int]:
-        """Return how many deliveries were received, are in flight, and were settled per verb."""
+        """Return how many deliveries were received, are in flight, and were acked and so on."""
         return {
             "received": self.received, "in_flight": self.in_flight,
             **self.settler.verb_counts, **self.settler.claim_counts,

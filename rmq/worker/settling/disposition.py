@@ -36,7 +36,7 @@ class Disposition(NamedTuple):
     """How a delivery is settled.
 
     Attributes:
-        verb: Verb that settles the delivery.
+        verb: "ack", "nack", "reject" or "release".
         wait_s: Number of seconds before the next delivery of the message. With None, the retry
             policy of the topic applies.
         error: Error that RMQ stores with the message.
@@ -327,7 +327,7 @@ class HandlerDispositions:
         """Decide how to settle a delivery by the error that the handler raised.
 
         If the message was cancelled, release the delivery without a wait. Redis then ends the
-        message, because every verb except `ack` ends a cancelled message.
+        message, because a cancelled message does not return to the queue.
         """
         if delivery.is_cancelled:
             return RELEASE

@@ -1,8 +1,9 @@
 """Settle deliveries after their handlers have run.
 
 The threads of handlers report how each delivery must be settled. A few settler threads then settle
-the deliveries with one call for each handler and verb. Reports that arrive during a call wait for
-the next call. So under high load, RMQ makes larger calls, not more calls.
+the deliveries. One call acks (or nacks, and so on) many deliveries of a handler. Reports that
+arrive during a call wait for the next call. So under high load, RMQ makes larger calls, not more
+calls.
 
 If Redis cannot be reached, a settler thread repeats its call until Redis answers or the worker
 ends.
@@ -353,7 +354,9 @@ class Settler:
     def _settle(
         self, verb: str, deliveries: list[InnerDelivery], flow: Verb, is_deferred: bool = False
     ) -> None:
-        """Settle deliveries with one verb, and repeat the call until Redis answers.
+        """Settle deliveries in one way, for example with `ack`.
+
+        Repeat the call until Redis answers.
 
         The settler gives up only deliveries that Redis refuses. If the master node of some
         deliveries cannot be reached, another thread settles these deliveries later. Other
@@ -432,16 +435,16 @@ class Settler:
 
 @dataclass(slots=True, eq=False)
 class _SettleCall:
-    """Deliveries that one verb settles, in as many tries as necessary.
+    """Deliveries that are settled in the same way, in as many tries as necessary.
 
     Attributes:
-        verb: Name of the verb.
+        verb: Way to settle the deliveries: "ack", "nack", "reject" or "release".
         deliveries: Deliveries to settle.
         flow: Function that settles a list of deliveries, and returns the deliveries whose leases
             were lost.
         is_deferred: Whether the call waits in another thread for a cluster node.
         left: Deliveries for which Redis has not confirmed the call yet.
-        lost: Deliveries whose leases were already lost when Redis ran the verb.
+        lost: Deliveries whose leases were already lost when Redis executed the call.
         is_answered: Whether Redis has answered the call for all deliveries in `left`.
         outage: The last error of an outage of Redis, or None if there was no outage.
         pause_s: Number of seconds to pause before the next try.

@@ -112,7 +112,7 @@ def _dead_of(
 @click.argument("topic")
 @click.argument("id", type=MESSAGE_ID)
 def show_dead(topic: str, id: rmq.MessageId) -> None:
-    """Show the dead letter ID of TOPIC in full, with every attempt, error and traceback."""
+    """Show all data of the dead letter ID of TOPIC, with each attempt, error and traceback."""
     message = find_message(topic, id)
     if message.queue != "dead":
         raise NotFound(f"{id} is not dead, it is in {message.queue}; see rmq get {topic} {id}")
