@@ -232,7 +232,7 @@ class Stored:
 
     @cached_property
     def _numbers(self) -> tuple[list[str | None] | None, list[int | None] | None]:
-        """The producers that numbered their messages with rmq.Audit, and the numbers."""
+        """The number that `rmq.Audit` gave to each message, and the producer of each message."""
         if not self._enveloped:
             return None, None
         producers: list[str | None] = [None] * self._count

@@ -151,14 +151,14 @@ def created_again(topic: str) -> HistoryLost:
 
 
 def is_behind(after: Position, upto: Position) -> bool:
-    """Return whether a slot (part of the topic) has entries between two positions."""
+    """Return whether a slot (part of the topic) has acked messages between two positions."""
     return any(
         parse_entry(after.get(slot, OLDEST)) < parse_entry(last) for slot, last in upto.items()
     )
 
 
 def earlier(one: Position, other: Position) -> Position:
-    """Return the earlier of two entries, for each slot of the position `one`.
+    """Return the earlier of two positions in the history, for each slot of `one`.
 
     A slot is a part of the topic. If a slot is missing in `other`, its entry is at the beginning.
     """
@@ -166,7 +166,7 @@ def earlier(one: Position, other: Position) -> Position:
 
 
 def later(one: Position, other: Position) -> Position:
-    """Return the later of two entries, for each slot of the position `one`.
+    """Return the later of two positions in the history, for each slot of `one`.
 
     A slot is a part of the topic.
     """

@@ -174,7 +174,7 @@ OVERDUE_MS = 60_000  # a running relay looks for due stubs more often than this
 @outbox.command(examples=("rmq outbox status", "rmq outbox status --json"))
 @DATABASE
 def status(database: str | None) -> None:
-    """Show how many stubs have each status, and when RMQ next sends a message again."""
+    """Count the messages of the outbox by status, and show when RMQ next sends a message again."""
     from rmq.sql.outbox import inspect
 
     with opened(database) as engine:

@@ -50,7 +50,7 @@ def resend(
     dry_run: bool,
     yes: bool,
 ) -> int | None:
-    """Make the relay send stubs again immediately. The relay then counts sends from 0 again.
+    """Send messages of the outbox again immediately. RMQ then counts their sends from 0 again.
 
     ID is the id of the stub or of its message. If ID is -, the command reads ids from stdin.
     Confirmed and void stubs are not changed. With --exhausted, the command asks for confirmation.
@@ -100,7 +100,7 @@ def _reason(error: StubNotFound | StubSettled) -> str:
 
 
 def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
-    """Resend one stub. If this is not possible, return the reason."""
+    """Send one message of the outbox again. If this is not possible, return the reason."""
     try:
         with engine.begin() as connection:
             outbox_policy.resend(connection, id)
@@ -166,7 +166,7 @@ _MESSAGE_STATES = {
 @IDS
 @DATABASE
 def void(ids: tuple[str, ...], database: str | None) -> int:
-    """Withdraw stubs, so that RMQ never sends them again.
+    """Withdraw messages of the outbox, so that RMQ never sends them again.
 
     ID is the id of the stub or of its message. If ID is -, the command reads ids from stdin. If the
     message waits in Redis, it is cancelled. If the message is in flight or dead, it is not changed,

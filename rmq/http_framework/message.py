@@ -205,7 +205,7 @@ class Attempt(Answer):
 
 
 class Step(Answer):
-    """A step of the work on a message, the saved cursor of its handler, or an event.
+    """A finished part of a handler's work, the position that the handler saved, or an event.
 
     See `rmq.Step`.
     """

@@ -197,7 +197,7 @@ class ProcessScope:
 
     @property
     def needs_loop(self) -> bool:
-        """Whether the nodes need an event loop because at least one is async."""
+        """Whether a lifespan or a dependency is async, so that it needs an event loop."""
         return bool(self.async_nodes)
 
     def _make_open_scopes(self, loop: asyncio.AbstractEventLoop | None) -> list[_OpenScope]:

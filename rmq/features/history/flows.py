@@ -134,7 +134,7 @@ class _SlotState(NamedTuple):
 
 
 def parse_entry(text: object, name: str = "position") -> Entry:
-    """Convert an entry of a position, "<ms of the ack>-<number>", to numbers.
+    """Convert the name of a history entry, "<ms of the ack>-<number>", to two numbers.
 
     Later entries of a slot have larger numbers. The error message uses `name` for the text.
 
@@ -248,7 +248,7 @@ def _open(context: TopicContext, slots: Iterable[int] | None = None) -> Flow[dic
 
 
 def _before(value: Moment, name: str) -> Entry:
-    """Return the last possible entry before this time."""
+    """Return the name of the last possible history entry before this time."""
     return check_epoch_ms(value, name, allow_past=True) - 1, LAST_SEQ
 
 
@@ -322,7 +322,10 @@ def read(
 
 
 class _EntrySizes:
-    """Chooses how many entries the next command reads, from the sizes of earlier entries."""
+    """Chooses how many history entries the next command reads.
+
+    An entry has the messages of an ack.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -330,11 +333,11 @@ class _EntrySizes:
 
     @property
     def messages_each(self) -> int:
-        """Average number of messages of an entry, rounded up."""
-        return -(-self._messages // self._entries) if self._entries else ENTRY_MAX
+        """Average number of messages of a history entry, rounded up."""
+        return -(-self._messages // self._entries) if self._entries else ENTRY_MOST
 
     def count(self, messages: int) -> int:
-        """Return how many entries contain approximately this number of messages."""
+        """Return how many history entries contain approximately this number of messages."""
         return max(1, min(self._most, messages // self.messages_each))
 
     def learn(self, entries: list[list[AckedMessage]]) -> None:

@@ -235,7 +235,7 @@ class TopicAdmin(AdminPart):
         since: Duration | datetime = history.SINCE,
         step: Duration | None = None,
     ) -> list[Sample]:
-        """Return the figures of a topic over time, oldest first. `rmq server` stores them.
+        """Return the message counts of a topic over time, oldest first. `rmq server` stores them.
 
         Args:
             topic: Name of the topic.

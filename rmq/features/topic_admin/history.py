@@ -20,7 +20,7 @@ SINCE = timedelta(hours=1)
 def sample(
     context: TopicContext, looks: Sequence[StoredSample], rings: Sequence[Ring]
 ) -> Flow[bool]:
-    """Store samples of a topic's message counts. Return False if the topic is gone.
+    """Store message counts of a topic for charts. Return False if the topic is gone.
 
     RMQ keeps the samples in rings. A ring has a fixed length, and one sample for each step of time.
     If several samples are from the same step, RMQ stores only the last of them.
@@ -35,7 +35,7 @@ def sample(
 def read(
     context: TopicContext, since: Duration | datetime, step: Duration | None
 ) -> Flow[list[Sample]]:
-    """Return the samples of a topic, oldest first. Change nothing.
+    """Return the message counts that servers have stored for a topic, oldest first.
 
     Raises:
         TopicNotFound: The topic does not exist.

@@ -50,7 +50,7 @@ class TopicsQuery(Request):
 
 
 class SamplesQuery(Request):
-    """The start of the period, in seconds before now, and the time between two samples.
+    """The start of the period, in seconds before now, and the seconds between two counts.
 
     The time between two samples is a multiple of 10 s.
     """
@@ -340,7 +340,7 @@ async def get_due_counts(context: RequestContext, path: TopicPath) -> DueCounts:
 
 
 class Samples(Answer):
-    """The figures of a topic over time, as servers have stored them. The oldest is first."""
+    """The message counts of a topic over time, as servers have stored them, oldest first."""
 
     topic: str
     samples: list[Sample]
@@ -348,7 +348,7 @@ class Samples(Answer):
 
 @TABLE.get("/topics/{topic}/samples")
 async def get_samples(context: RequestContext, path: TopicPath, query: SamplesQuery) -> Samples:
-    """Return the figures of a topic over time."""
+    """Return the message counts of a topic over time."""
     samples = await context.admin.samples(path.topic, since=query.since, step=query.step)
     return Samples(topic=path.topic, samples=samples)
 

@@ -31,7 +31,7 @@ def topic_set(
 
 
 def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
-    """Store a sample of a topic's message counts. Return False if the topic is gone."""
+    """Store message counts of a topic for charts. Return False if the topic is gone."""
     return Command(
         script_loader.load("sample"),
         (context.key, context.history_key),
@@ -41,7 +41,7 @@ def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> 
 
 
 def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
-    """Mark that a topic is being deleted, or remove the mark. Return whether the topic exists."""
+    """Record that a topic is being deleted, or undo this. Return whether the topic exists."""
     return Command(script_loader.load("topic_close"), (context.key,), [created, int(closed)], bool)
 
 

@@ -124,7 +124,7 @@ SAMPLER_EVERY_S = 10.0
 
 
 class Sampler(SurveyedService):
-    """Stores samples of the topics whose message counts have changed since the last reading.
+    """Stores the message counts of topics regularly, so that the console can draw charts.
 
     An idle topic costs one command in ten minutes. When the figures of a topic change, the server
     also stores the previous figures. Otherwise a change after idle minutes would look slow. If no
@@ -142,7 +142,10 @@ class Sampler(SurveyedService):
         self._unwritten: dict[str, StoredSample] = {}
 
     def run_once(self) -> int:
-        """Store samples of topics whose message counts have changed. Return their number."""
+        """Store the message counts of topics whose counts have changed.
+
+        Return the number of topics.
+        """
         topics, kept = self._survey.topics, 0
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}

@@ -132,7 +132,7 @@ def show(worker: str) -> None:
 @click.option("--min", type=int, default=1, show_default=True, help="Minimum, 0 or more.")
 @click.option("--max", type=int, help="The most.")
 def wanted(topic: str, min: int, max: int | None) -> None:
-    """Compute how many worker processes TOPIC needs, and show the figures.
+    """Compute how many worker processes TOPIC needs, and show the numbers that decide this.
 
     An executor is a thread or task that runs a handler. Needed executors = arrivals per second x
     mean run time + backlog x mean run time / time for the backlog. The backlog is the number of

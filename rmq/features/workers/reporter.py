@@ -42,7 +42,7 @@ class _MeanRun:
         self._busy_s = self._count = 0.0  # weighted busy seconds and deliveries
 
     def update(self, now: float, busy_s: float, count: int) -> float | None:
-        """Add the latest figures. Return the mean run time, or None if no run has ended.
+        """Add the latest run times. Return the mean run time, or None if no run has ended.
 
         Args:
             now: Time by the monotonic clock.

@@ -82,13 +82,13 @@ def wanted(
     low: int = 1,
     high: int | None = None,
 ) -> WorkersWanted:
-    """Compute how many processes a topic needs from its figures.
+    """Compute how many worker processes a topic needs, from its message counts and run times.
 
     Args:
         topic: Name of the topic.
         slo: Objective of the topic, or None.
-        now: Current figures.
-        before: StoredSample of five minutes ago and of one minute ago, or None. The larger of the
+        now: Current message counts.
+        before: Message counts of five minutes ago and of one minute ago, or None. The larger of the
             two arrival rates counts. So RMQ notices an increase early, and a minute without
             arrivals does not reduce the result.
         workers: All processes. Processes that handle only other topics are ignored.

@@ -115,7 +115,7 @@ def batch_add(
 
 
 def batch_close(keys: SlotKeys, name: str, cancelled: bool = False) -> Command[CloseReply]:
-    """Close a batch. If `cancelled` is True, also mark the batch as cancelled."""
+    """Close a batch of messages. If `cancelled` is True, also record that it was cancelled."""
     return Command(
         script_loader.load("batch_close"),
         (keys.slot, keys.batch(name), keys.pending, keys.targets),
@@ -144,9 +144,9 @@ def batch_end(
 def member_ends(
     keys: SlotKeys, reported: Iterable[tuple[bytes, bytes]], limit: int
 ) -> Command[list[tuple[bytes, bytes]]]:
-    """Delete reported entries of a slot, and return more entries of this slot.
+    """Return how members of batches have ended, as a slot has recorded it.
 
-    An entry says how a member of a batch has ended.
+    The call first deletes the records that the caller has already reported to the batches.
     """
 
     def parse(reply: list[bytes]) -> list[tuple[bytes, bytes]]:

@@ -215,7 +215,7 @@ def reason_of(letter: str) -> str:
 
 
 def decode(entry: bytes) -> Failure | None:
-    """Return the last failure of a message, from its failure entry.
+    """Return the last failure of a message, from the bytes that Redis stores about its failures.
 
     If the entry is empty or ends with a redrive, return None.
     """
@@ -232,7 +232,7 @@ def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
 
 
 def attempts(entry: bytes) -> tuple[Attempt, ...]:
-    """Return all attempts of a message from its failure entry, the newest attempt first."""
+    """Return all failed attempts of a message, newest first, from the bytes that Redis stores."""
     return tuple(_attempts(entry)) if entry else ()
 
 

@@ -37,7 +37,7 @@ COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead
 
 
 class Ring(NamedTuple):
-    """The samples of a topic in one resolution.
+    """The message counts of a topic over time (samples), in one resolution.
 
     A ring stores one sample for each step of time. The ring keeps a fixed number of samples, and
     drops the oldest sample first.
@@ -48,11 +48,11 @@ class Ring(NamedTuple):
 
     @property
     def span_ms(self) -> int:
-        """How long the ring keeps a sample, ms."""
+        """How long Redis keeps a sample of the message counts, ms."""
         return self.step_ms * self.size
 
     def field(self, at_ms: int) -> str:
-        """Return the hash field that stores the sample taken at a given time."""
+        """Return the hash field that stores the message counts of a given time."""
         return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.size}"
 
 
@@ -109,12 +109,12 @@ class StoredSample(NamedTuple):
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """All fields of the sample except the time."""
+        """All numbers of the sample (message counts and rates), without the time."""
         return self[1:]
 
 
 def stored_sample(counts: Mapping[str, int], late: Counts = ()) -> StoredSample:
-    """Make a sample from the counts that `Admin.stats` returns."""
+    """Create a sample (the message counts at one time) from the counts of `Admin.stats`."""
     late_ms = counts["late_ms"]
     return StoredSample(
         counts["now_ms"],
@@ -126,7 +126,7 @@ def stored_sample(counts: Mapping[str, int], late: Counts = ()) -> StoredSample:
 
 
 def write(figures: StoredSample) -> bytes:
-    """Encode a sample as bytes.
+    """Encode a sample (the message counts at one time) as bytes.
 
     RMQ stores the histogram of lateness without the empty buckets at both ends.
     """
@@ -138,7 +138,7 @@ def write(figures: StoredSample) -> bytes:
 
 
 def read(stored: bytes) -> StoredSample | None:
-    """Decode a sample. Return None if this version of RMQ cannot read it."""
+    """Decode the message counts of one time. Return None if this version cannot read them."""
     try:
         at_ms, due_since_ms, *rest = msgpack.unpackb(stored)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -162,7 +162,7 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
 
 
 def newest_until(found: Iterable[StoredSample], at_ms: int) -> StoredSample | None:
-    """Return the newest sample that was taken at or before a given time.
+    """Return the newest message counts that were recorded at or before a given time.
 
     If all samples are newer, return the oldest sample. If there are no samples, return None.
     """

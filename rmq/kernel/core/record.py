@@ -352,7 +352,7 @@ def keep_of(data: bytes) -> int:
 
 
 def mark_of(data: bytes) -> bytes:
-    """Return the mark of a message: the header that says how long RMQ keeps its result.
+    """Return the header that RMQ adds to messages with a kept result and to members of a batch.
 
     The mark is a number of seconds. If the message is a member of a batch, the letter b follows,
     and the number may be 0. Without this header, return b"".
@@ -368,7 +368,7 @@ def mark_of(data: bytes) -> bytes:
 
 
 def is_member(data: bytes) -> bool:
-    """Return whether a message is a member of a batch. Read only the mark, not all headers."""
+    """Return whether a message is a member of a batch. Read only one header."""
     return mark_of(data).endswith(b"b")
 
 

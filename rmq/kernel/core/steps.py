@@ -31,7 +31,7 @@ State = Literal["begun", "done", "lost", "cursor", "event", "timed_out"]
 
 
 class Step(NamedTuple):
-    """A recorded part of the work on a message, the cursor of its handler, or an event.
+    """A finished part of a handler's work (a step), the position that it saved, or an event.
 
     Attributes:
         name: Name of the step, or key of the event. Empty for the cursor.
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The value that the step returned, the cursor, or the event's body.
+        """The value that the step returned, the saved position (cursor), or the event's body.
 
         If there is no value, this is None.
 
@@ -88,7 +88,7 @@ class Event(NamedTuple):
 
 
 def split_events(items: Iterable[Step]) -> tuple[dict[str, Step], dict[str, Event]]:
-    """Divide the items of a message into two dicts: steps with the cursor, and events."""
+    """Divide the recorded items of a message into two dicts: steps of its handler, and events."""
     steps, events = {}, {}
     for item in items:
         if item.state in ("event", "timed_out"):

@@ -31,7 +31,7 @@ _RECORD_AT = DIGITS + 2 + ids.MEMBER_SIZE
 
 
 def is_copy(entry: Entry) -> bool:
-    """Return whether a pending entry is for a copy of a dead letter."""
+    """Return whether a stored, unsent follow-up is a copy of a dead letter."""
     return entry[DIGITS : DIGITS + 1] == COPY
 
 
@@ -46,7 +46,7 @@ def drop(context: TopicContext, topic: str, count: int, reason: str) -> None:
 def messages(
     context: TopicContext, source: SlotKeys, target: TopicContext, index: int, run: Sequence[Entry]
 ) -> Flow[list[Entry | None]]:
-    """Make copies of dead letters from their pending entries.
+    """Create the copies of dead letters that were stored but not sent yet.
 
     The result has at most as many messages as one call may store. The caller makes the other copies
     later.

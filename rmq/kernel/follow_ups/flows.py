@@ -89,7 +89,7 @@ class StoredFollowUps(NamedTuple):
     follow_ups: ByTarget
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return the pending entries that the call has stored, by target slot."""
+        """Return the follow-ups that the call has stored but not sent, by target slot."""
         by_target = {}
         codes, number = self.reply.codes, self.reply.number
         for target in self.reply.targets:
@@ -268,7 +268,7 @@ def send_target(
     claim: bytes = b"",
     entries: Sequence[Entry] = (),
 ) -> Flow[None]:
-    """Send all pending follow-ups for a target slot. The follow-ups in `entries` are sent first.
+    """Send all follow-ups for a target slot that were not sent yet, first those in `entries`.
 
     Args:
         context: Topic of the acked messages.

@@ -37,12 +37,12 @@ ENTRY_BYTES = _RECORD_AT + _HEAD  # bytes of an entry before the rest of the rec
 
 
 def entry_of(number: int, message: bytes) -> Entry:
-    """Encode a pending follow-up as an entry of its slot."""
+    """Encode a follow-up that a slot stores until it is sent."""
     return b"%016d:%b" % (number, message)
 
 
 def number_of(entry: Entry) -> int:
-    """Return the number of an entry. The entry is a pending follow-up."""
+    """Return the number of a follow-up that was not sent yet."""
     return int(entry[:DIGITS])
 
 

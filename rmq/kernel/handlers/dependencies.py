@@ -67,7 +67,7 @@ overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 class Dependency:
-    """The mark of a parameter.
+    """Marks a parameter of a handler, which gets a value of its own.
 
     It names the function that creates the value, and the value's lifetime.
     """
@@ -104,7 +104,7 @@ def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
 
 
 class Node:
-    """A function that creates a value for handlers, and the nodes whose values the function needs.
+    """A function that creates a value for handlers, and the dependencies of this function.
 
     Attributes:
         key: Identity of the node: the marked function and the scope.
@@ -173,7 +173,7 @@ class Reader:
         return InvalidType(f"{self._owner}: dependency {_name(function)}: {why}")
 
     def node(self, dependency: Dependency) -> Node:
-        """Return the `Node` of a dependency.
+        """Describe a dependency of a handler as a `Node`.
 
         It includes the nodes of the dependency's own dependencies.
 
@@ -275,7 +275,7 @@ class Dependencies:
         return bool(self._marked)
 
     def nodes(self) -> dict[str, Node]:
-        """Return the `Node` of each parameter.
+        """Describe each parameter's dependency as a `Node`.
 
         If a test has replaced a node, return the replacement.
         """
@@ -311,7 +311,7 @@ class Dependencies:
 
 
 def flattened(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all their dependencies, in the order in which RMQ creates their values."""
+    """Return dependencies in the order in which RMQ creates their values."""
     ordered: dict[Key, Node] = {}
 
     def visit(node: Node) -> None:
@@ -326,7 +326,7 @@ def flattened(nodes: Iterable[Node]) -> list[Node]:
 
 
 def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
-    """Return the mark that `Depends` puts into a parameter's default or annotation, or None."""
+    """Return the `Depends` in a parameter's default or annotation, or None."""
     if isinstance(parameter.default, Dependency):
         return parameter.default
     for mark in getattr(hint, "__metadata__", ()):
@@ -370,7 +370,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def lifespan_node(function: Callable[..., Any]) -> Node:
-    """Return the `Node` of a worker's lifespan function.
+    """Describe a worker's lifespan function as a `Node`.
 
     Raises:
         InvalidType: RMQ does not know the value of a parameter, or the value does not live as long

@@ -72,7 +72,7 @@ def encode_progress(fraction: float, text: str, attempt: int, worker: str) -> by
 
 
 def decode(entry: bytes) -> Entry | None:
-    """Decode an entry, which says how a message has ended or how far its handler is.
+    """Decode the stored result of a message, or the progress of its handler.
 
     Return None if the entry is empty, or if its first bytes cannot be decoded. Details that cannot
     be decoded are left out.

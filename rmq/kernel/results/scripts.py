@@ -99,7 +99,7 @@ def step(
     keys: SlotKeys, id: bytes, receipt: float, item: tuple[bytes, bytes, bytes], most: int,
     wants_entry: bool = False,
 ) -> Command[StepReply]:  # fmt: skip
-    """Store a step or the cursor of a message.
+    """Store a finished part (step) of a handler's work, or the position that the handler saved.
 
     The argument `item` has the state, the name and the data of the step or cursor. If the state is
     empty, the call only reads.

@@ -47,7 +47,7 @@ def _deadline(member: QueueMember) -> datetime | None:
 def messages_of(
     members: Iterable[QueueMember], max_retries: int, raw: bool = False
 ) -> list[Message]:
-    """Convert entries of a queue to messages.
+    """Convert the stored items of a queue to messages.
 
     If a part of a message cannot be read, its attribute `unreadable` says so.
 

@@ -20,7 +20,7 @@ READ = "history"  # name in errors
 def stored(
     contexts: Sequence[TopicContext], rings: Sequence[Ring], earliest_ms: int, now_ms: int
 ) -> Flow[list[list[StoredSample]]]:
-    """Return the stored samples of each topic since a time.
+    """Return the message counts (samples) that servers stored for each topic since a time.
 
     A ring is a list of samples of one resolution. Only the given rings are read, and a round trip
     reads all topics. The samples are not sorted, and a sample may occur twice.
@@ -49,7 +49,7 @@ def stored(
 def before(
     contexts: Sequence[TopicContext], now_ms: int, *windows_ms: int
 ) -> Flow[list[tuple[StoredSample | None, ...]]]:
-    """Return samples of each topic: one sample for each age in `windows_ms`.
+    """Return earlier message counts of each topic, one for each age in `windows_ms`.
 
     For each age, the result is the newest sample that has at least this age. If all samples are
     younger, the result is the oldest sample.

@@ -30,7 +30,7 @@ class Listed(NamedTuple):
     generation: bytes
 
     def pack(self) -> bytes:
-        """Return the entry as a member of the set in Redis."""
+        """Encode this topic as a member of the set in Redis."""
         return b":".join((self.topic.encode(), self.created, self.generation))
 
 
@@ -65,7 +65,7 @@ def relist(context: TopicContext) -> Flow[None]:
 
 
 def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:
-    """Remove entries from the list of topics with schedules."""
+    """Remove topics from the list of topics that have schedules."""
     if entries:
         members = [entry.pack() for entry in entries]
         yield RawCommand(REMOVE, "SREM", scheduled_key(prefix), *members)

@@ -22,7 +22,7 @@ RUN_LENGTH = 100
 
 
 def slot_of(basis: str | bytes, slots: int) -> int:
-    """Return the index of the slot for a slot basis.
+    """Return the slot (part of a topic) that a text, such as a group's name, selects.
 
     The index depends only on the basis and the number of slots.
     """
@@ -34,7 +34,7 @@ def slot_of(basis: str | bytes, slots: int) -> int:
 
 
 def slot_rotation(slots: int, start: int = 0) -> Iterator[int]:
-    """Return an endless iterator over the slots, for messages without a slot basis.
+    """Return an endless iterator over the slots (parts of a topic) for messages that select none.
 
     The iterator returns each slot RUN_LENGTH times before the next slot. Several threads may use
     it.

@@ -43,7 +43,7 @@ FIELD = "stub"  # field in the body of a confirmation message
 
 
 class Confirms(Middleware):
-    """Middleware that confirms the stub of a message after its handler has run.
+    """Middleware that confirms a message in the outbox after its handler has run.
 
     It first records that the consumer has received the message. `Outbox.confirms` creates this
     middleware.
@@ -102,11 +102,11 @@ class Confirms(Middleware):
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
-        """Confirm the stub of a message whose work was already done."""
+        """Confirm a message of the outbox whose work was already done."""
         generators.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
-        """Confirm the stub of a message whose work was already done, in async code."""
+        """Confirm a message of the outbox whose work was already done, in async code."""
         await generators.run_async(self._confirm(delivery))
 
     def _confirmed_run(

@@ -127,7 +127,7 @@ class Dispatcher:
 
     @property
     def idle_limit_s(self) -> float:
-        """Maximum number of seconds for which a transaction may be idle while stubs are sent.
+        """Number of seconds for which a transaction may be idle while RMQ sends its messages.
 
         The time is longer than any call of Redis.
         """
@@ -172,7 +172,7 @@ class Dispatcher:
         return [outcomes[index] for index in range(len(stubs))]
 
     def context(self, topic: str, codec: int) -> TopicContext:
-        """Return the context of a topic for sending stubs, whose bodies are already encoded.
+        """Return the context of a topic to which messages of the outbox are sent.
 
         If the topic is missing, the method creates it with its old settings, if this client has
         read them before. Otherwise, the topic gets the settings that the program declared on this

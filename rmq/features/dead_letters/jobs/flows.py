@@ -65,7 +65,7 @@ def note_end(prefix: str, job: Job) -> Flow[None]:
 
 
 def check_verb(verb: str, running: bool) -> JobVerb:
-    """Check the verb of a job, and return the verb.
+    """Check the name of a job's action, for example "redrive", and return it.
 
     Raises:
         InvalidValue: The verb is unknown, or `running` is set although the job is not a cancel.

@@ -88,7 +88,7 @@ def bounds(context: TopicContext, conditions: Mapping[str, Any]) -> Flow[list[st
 
 
 class _Cursor(NamedTuple):
-    """The position of a replay: an entry of a slot, and the number of examined messages after it.
+    """The position of a replay: an entry of the history, and how many of its messages are examined.
 
     Attributes:
         lost_ms: Time of the last ack that the job could not read, or 0.
