@@ -334,7 +334,7 @@ class _EntrySizes:
     @property
     def messages_each(self) -> int:
         """Average number of messages of a history entry, rounded up."""
-        return -(-self._messages // self._entries) if self._entries else ENTRY_MOST
+        return -(-self._messages // self._entries) if self._entries else ENTRY_MAX
 
     def count(self, messages: int) -> int:
         """Return how many history entries contain approximately this number of messages."""
