@@ -177,7 +177,7 @@ class RecordWriter:
         _write(dumps(value, 2 if on_terminal else None))
 
     def line(self, record: Any) -> None:
-        """Write one of many records."""
+        """Write a record. The caller calls this method for each record."""
         if self.format == "csv":
             self._csv_row(record if isinstance(record, Mapping) else {"value": record})
         elif self.format == "json":

@@ -51,9 +51,9 @@ class DueStub(NamedTuple):
 
 
 def topics(connection: sa.Connection) -> list[tuple[str, int]]:
-    """Return the topics that have sent and unconfirmed stubs (outbox rows).
+    """Return the topics of outbox messages that were sent and are not confirmed.
 
-    Each topic comes with the codec of one of its stubs.
+    Each topic comes with the codec of one of its messages.
     """
     query = (
         sa.select(stubs.c.topic, sa.func.min(stubs.c.codec))
