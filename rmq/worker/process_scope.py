@@ -67,7 +67,10 @@ class _OpenScope:
 
 
 class _ThreadScope(_OpenScope):
-    """Keeps the lifespans and dependencies that are not async open in a thread."""
+    """A thread that opens the lifespans and dependencies that are not async, and closes them later.
+
+    Async lifespans and dependencies need a task instead.
+    """
 
     def start(self) -> None:
         self._ending = threading.Event()

@@ -302,11 +302,12 @@ class Watchdog:
                 self._stopping.set()
 
     def _allow_renewals(self, now: float) -> None:
-        """Allow the heartbeat to renew leases for some time.
+        """Allow the heartbeat process to renew leases until a time in the future.
 
-        The permission ends when a running handler reaches its time limit. So the heartbeat renews
-        leases while a call holds the GIL, but not while the process hangs. If the process stops
-        calling this method, the heartbeat kills the process.
+        The watchdog calls this method again and again. If a call of a handler blocks the whole
+        process for a short time, the heartbeat continues to renew the leases. If the process hangs
+        for longer than this time, the heartbeat stops renewing, and may kill the process. The time
+        limits of running handlers also limit this time.
         """
         next_limit = min(queue.work.next_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s

@@ -134,12 +134,13 @@ class _SlotState(NamedTuple):
 
 
 def parse_entry(text: object, name: str = "position") -> Entry:
-    """Convert the name of a history entry, "<ms of the ack>-<number>", to two numbers.
+    """Convert the name of an ack in the history of a topic to two numbers.
 
-    Later entries of a slot have larger numbers. The error message uses `name` for the text.
+    The name is "<ms of the ack>-<number>". A later ack of the same slot (part of the topic) has
+    larger numbers. If the text is wrong, the error calls it `name`.
 
     Raises:
-        InvalidValue: The text is not an entry.
+        InvalidValue: The text is not the name of an ack.
     """
     ms, dash, seq = text.partition("-") if isinstance(text, str) else ("", "", "")
     if dash and ms.isdecimal() and seq.isdecimal() and len(text) < 42:  # type: ignore[arg-type]

@@ -219,10 +219,10 @@ class Definition:
         return [Step(time, after) for time, after in zip(chosen[:STEPS_MAX], follow, strict=False)]
 
     def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
-        """Return the due times, and the next time after them.
+        """Return the times at which the schedule is due, and the first time that is not due yet.
 
-        Computing years of missed times would take long. So the result may omit missed times, but
-        not the latest `most` of them.
+        The computation of years of missed times would take long. So the result may omit old missed
+        times. It always has the newest missed times, as many as the argument `most` says.
         """
         # Times before `since` are missed even with the largest jitter.
         since = now_ms - self.jitter_ms - ON_TIME_MS

@@ -224,11 +224,14 @@ class QueryFlows:
     ) -> Flow[list[QueryLog]]:
         """Renew the lease of the query. Return how many messages of a batch it still has, by slot.
 
-        The first slot stores who owns the query. Only the owner continues with the other slots.
+        A slot is a part of the topic. The first slot stores which process runs the query (the
+        owner). If another process is the owner, the call raises QueryOwned and does not renew the
+        other slots.
 
         Args:
-            after: Number after which the batch starts, for each slot.
-            upto: Last number of the batch, for each slot. Default: the newest number.
+            after: For each slot, number of the last message before the batch.
+            upto: For each slot, number of the last message of the batch. Default: the newest
+                message.
             slots: Slots to renew in addition to the first slot. Default: all.
             report: Report of the owner, which RMQ stores in the first slot. b"" keeps the previous
                 report.

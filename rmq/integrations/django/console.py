@@ -198,7 +198,7 @@ class _Answer:
         return {"body": b"", "more_body": False, **(message or {})}
 
     def close(self) -> None:
-        """End a long answer. The client has disconnected, or has received the whole answer."""
+        """Stop the program that produces the answer, when the client no longer needs it."""
         self._running.cancel()
 
     def response(self, is_async: bool, is_stream: bool) -> HttpResponseBase:
