@@ -21,7 +21,7 @@ SMALLEST: list[Change] = [
     ("prepare", "if batch.on_top >= count then", "if false then"),
 ]
 EARLY: list[Change] = [  # what is due goes at once, as with timed_priority="first"
-    ("prepare", "priority = priority > 0 and priority or timed_priority", ""),
+    ("prepare", "priority_ > 0 and priority_ or timed_priority, record_", "priority_, record_"),
 ]
 BLIND: list[Change] = [  # a take that begins with the priorities does not look at what is due
     (

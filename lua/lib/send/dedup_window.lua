@@ -37,7 +37,12 @@ local function stays_settled(id)
   return first_byte >= KEPT and first_byte < DERIVED
 end
 
--- Return the number of the turn. `last_turn`: the field of the slot, or nil.
+-- Return the number of the turn. `last_turn`: the field of the slot, or nil. Examples, if by the
+-- clock the turn is 10:
+--   last_turn 9   -> 10
+--   last_turn 11  -> 11: the clock stepped back, and the turn does not
+--   last_turn 20  -> 10, and last_turn 21 -> 11: the clock was more than one window ahead. The turn
+--     follows the clock again, and keeps the parity of last_turn: the same set is being filled
 --- @inline
 local function turn_of(window, now, last_turn)
   local turn = math.floor(now / window)

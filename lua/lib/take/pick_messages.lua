@@ -1,4 +1,5 @@
--- Picking the messages for a take. These functions remove no message.
+-- Picking the messages for a take. These functions remove no message. But due messages may move
+-- within the StoreQueue.
 --- @needs slot store records failures
 --- @include "lib/bounds"
 --- @include "lib/scores/counters"
@@ -6,6 +7,23 @@
 --- @include "lib/scores/score_ranges"
 --- @include "lib/slot_fields"
 --- @include "lib/take/take_order"
+-- Due messages in each further page. If many messages join, a page for the missing number would be
+-- tiny.
+local DUE_PAGE = 100
+
+-- Write the scores of due messages that joined their priority, also while Redis is at maxmemory.
+-- `write_entries`: nil, or a function that writes the groups and the scores.
+--- @inline
+local function write_joined(write_entries, new_scores, order)
+  --- @include "lib/writes"
+  allow_oom(store)
+  if write_entries then
+    write_entries()
+  else
+    redis.call('ZADD', store, unpack(new_scores))
+    redis.call('HSET', slot, 'order', order)
+  end
+end
 
 -- Return due messages to take, how many due messages joined their priority, and whether it stopped
 -- before others. A due message with a priority is not taken at once: it joins its priority as the
@@ -20,66 +38,66 @@ local function due_messages(take, page, past, limit)
   --- @include "lib/records/record_bytes"
   --- @include "lib/scores/score_text"
   --- @include "lib/scores/timed_score"
-  --- @include "lib/writes"
   local fields = take.fields
-  -- Size of further pages. If many messages join, a page for the missing number would be tiny.
-  local DUE_PAGE = 100
-  local ids, joining, bytes, seen, full, is_cut = {}, {}, 0, 0, false, false
-  local room = fields[GROUPED] and GROUPED_MOST or take.key_limit and MOST or JOIN_MOST
+  local may_still_join = fields[GROUPED] and GROUPED_MOST or take.key_limit and MOST or JOIN_MOST
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(tonumber(fields[ORDER] or 0))
   local enter, write_entries, last_priority, step
   if fields[GROUPED] then
-    local returning = take.group_functions()
-    enter, write_entries = returning(fields[GROUPED])
+    enter, write_entries = take.group_functions()(fields[GROUPED])
   end
-  while #page > 0 and not full do
+
+  -- Return the priority that a due message joins, 0 if none; and its record, nil if not read.
+  --- @inline
+  local function priority_when_due(id, score)
+    local _, has_priority = timed_fraction(score)
+    local record, priority = nil, 0
+    if enter or has_priority == 1 and score >= TIMED_MIN then
+      record = redis.call('HGET', records, id) or ''
+      priority = #record >= FIXED and priority_of(record) or 0
+    end
+    return priority > 0 and priority or timed_priority, record
+  end
+
+  local ids, new_scores, joined, bytes = {}, {}, 0, 0 -- new_scores: scores and ids in turn
+  local offset, is_full, is_cut = 0, false, false -- offset: of the page
+  while #page > 0 and not is_full do
     for i = 1, #page, 2 do
-      local id, score, priority, record = page[i], tonumber(page[i + 1]), 0, nil
-      local _, has_priority = timed_fraction(score)
-      if enter or has_priority == 1 and score >= TIMED_MIN then
-        record = redis.call('HGET', records, id) or ''
-        bytes = bytes + #record
-        priority = #record >= FIXED and priority_of(record) or 0
+      local id, score = page[i], tonumber(page[i + 1])
+      local priority, record = priority_when_due(id, score)
+      if record or priority > 0 then
+        may_still_join, bytes = may_still_join - 1, bytes + #(record or '')
       end
-      priority = priority > 0 and priority or timed_priority
-      room = (record or priority > 0) and room - 1 or room
       if priority > 0 and priority ~= last_priority then
         last_priority = priority
         step = score_step(priority)
       end
-      if enter then
-        joining[#joining + 1], joining[#joining + 2] = 0, id -- counted; enter chooses the score
+      if enter then -- it also chooses the score
+        joined = joined + 1
         enter(record, id, priority > 0 and priority or PRIORITY_MIN)
       elseif priority == 0 then
         ids[#ids + 1] = id
       else
-        order = order + 1
+        order, joined = order + 1, joined + 1
         local new_score = score_at(priority, step, order)
-        joining[#joining + 1], joining[#joining + 2] = new_score, id
+        new_scores[#new_scores + 1], new_scores[#new_scores + 2] = new_score, id
       end
-      is_cut = room == 0 or bytes >= READ_BYTES
-      full = is_cut or #ids >= limit
-      if full then
+      is_cut = may_still_join == 0 or bytes >= READ_BYTES
+      is_full = is_cut or #ids >= limit
+      if is_full then
         break
       end
     end
-    if not full then
-      seen = seen + #page / 2
+    if not is_full then
+      offset = offset + #page / 2
       page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES',
-        'LIMIT', seen, DUE_PAGE)
+        'LIMIT', offset, DUE_PAGE)
     end
   end
-  if #joining > 0 then
-    allow_oom(store)
-    if enter then
-      write_entries()
-    else
-      redis.call('ZADD', store, unpack(joining))
-      redis.call('HSET', slot, 'order', order)
-    end
+  if joined > 0 then
+    write_joined(write_entries, new_scores, order)
   end
-  return ids, #joining / 2, is_cut
+  return ids, joined, is_cut
 end
 
 -- Append the messages with this score, at most `most`. The smallest id is first.
@@ -141,15 +159,16 @@ end
 --- @inline
 local function fewest_retries(limit)
   local page = {}
-  for left = 1, PRIORITY_MIN - 1 do
+  for deliveries_left = 1, PRIORITY_MIN - 1 do
     local room = limit - #page / 2
     if room < 1 then
       break
     end
-    local past = string.format('(%d', left + 1)
-    local level = redis.call('ZREVRANGEBYSCORE', store, past, left, 'WITHSCORES', 'LIMIT', 0, room)
-    for i = 1, #level do
-      page[#page + 1] = level[i]
+    local past = string.format('(%d', deliveries_left + 1)
+    local found = redis.call('ZREVRANGEBYSCORE', store, past, deliveries_left, 'WITHSCORES',
+      'LIMIT', 0, room)
+    for i = 1, #found do
+      page[#page + 1] = found[i]
     end
   end
   return page
@@ -165,8 +184,8 @@ local function add_picked(batch, picked, room, max_retries, any_failed)
     batch.retries_left = batch.retries_left or {}
     local entries = redis.call('HMGET', failures, unpack(picked))
     for i = 1, math.min(#picked, room) do
-      local left = entries[i] and retries_in(entries[i], max_retries) or nil
-      batch.retries_left[before + i] = left
+      local retries_left = entries[i] and retries_in(entries[i], max_retries) or nil
+      batch.retries_left[before + i] = retries_left
     end
   end
   if before == 0 and #picked <= room then
@@ -195,9 +214,9 @@ local function pick_retries(batch, limit, max_retries, fewest)
   end
   batch.retries_left = batch.retries_left or {}
   for i = 1, #page / 2 do
-    local left = math.floor(tonumber(page[2 * i])) - 1
+    local deliveries_left = math.floor(tonumber(page[2 * i]))
     batch.ids[before + i] = page[2 * i - 1]
-    batch.retries_left[before + i] = math.max(0, math.min(max_retries, left))
+    batch.retries_left[before + i] = math.max(0, math.min(max_retries, deliveries_left - 1))
   end
 end
 
@@ -256,8 +275,8 @@ local function pick_messages(take, limit, any_failed)
   if #batch.ids == 0 and not due_last and batch.promoted == 0 then
     batch.due_first = #due
   end
-  for l = 1, 2 do
-    local picked = l == 1 and first or second
+  for nth = 1, 2 do -- not two calls: each call of an inline function repeats its lines
+    local picked = nth == 1 and first or second
     add_picked(batch, picked, limit - #batch.ids, take.max_retries, any_failed)
   end
   if not retries_first then

@@ -15,8 +15,7 @@
 local function state_of_order(take)
   --- @include "lib/take/in_order"
   local since = take.fields[ORDERED]
-  local ordered_until
-  ordered_until = end_of_wait(since, take.now)
+  local ordered_until = end_of_wait(since, take.now)
   ordered_until = ordered_until or 1
   local in_flight = redis.call('ZCARD', prepare) > 0
   if in_flight and take.ordered and not since then
@@ -171,26 +170,26 @@ local function remove_picked(batch, count, above)
     local lower = redis.call('ZCOUNT', store, '-inf', BELOW_PRIORITY_END)
     redis.call('ZREMRANGEBYRANK', store, lower, lower + count - 1)
   else
-    -- This removes nothing. But a user of Redis that may only produce may not call the command, so
-    -- such a user cannot take messages.
+    -- Removes nothing. Called for its ACL effect: a producer's user lacks this command, so the take
+    -- fails.
     redis.call('ZREMRANGEBYRANK', store, 1, 0)
     redis.call('ZREM', store, unpack(batch.ids, 1, count))
   end
 end
 
--- Remove the first `removed` messages of a batch from the StoreQueue, and make all other writes of
--- a take. Sets `count`, `more` and `gate` of the batch.
+-- Remove the first `to_remove` messages of a batch from the StoreQueue, and make all other writes
+-- of a take. Sets `count`, `more` and `gate` of the batch. May shorten its lists.
 --- @inline
-local function finish_take(take, batch, removed, above)
+local function finish_take(take, batch, to_remove, above)
   local fields, ids, picked = take.fields, batch.ids, #batch.ids
-  local last = batch.on_top > 0 and math.min(batch.on_top, removed) or removed
+  local last = batch.on_top > 0 and math.min(batch.on_top, to_remove) or to_remove
   local last_score = fields[GROUPED] and redis.call('ZSCORE', store, ids[last])
-  batch.count = removed
+  batch.count = to_remove
   if batch.to_inspect then
     --- @include "lib/take/take_inspected"
     take_inspected(take, batch)
   else
-    remove_picked(batch, removed, batch.promoted == 0 and above)
+    remove_picked(batch, to_remove, batch.promoted == 0 and above)
   end
   if batch.count == 0 then -- all have expired
     batch.more = true
@@ -210,7 +209,7 @@ local function finish_take(take, batch, removed, above)
   if fields[LIMIT] then
     batch.gate = take.take_tokens(take, batch)
   end
-  batch.more = removed >= take.limit or removed < picked or batch.promoted > 0 or batch.is_cut
+  batch.more = to_remove >= take.limit or to_remove < picked or batch.promoted > 0 or batch.is_cut
 end
 
 -- Take the messages that go next out of the StoreQueue. The caller adds them to the PrepareQueue
@@ -262,8 +261,7 @@ local function take_messages(take)
     end
   end
   if take.ordered or fields[ORDERED] then
-    local is_busy, ordered_until
-    is_busy, ordered_until = state_of_order(take)
+    local is_busy, ordered_until = state_of_order(take)
     take.ordered_until = ordered_until
     if is_busy then
       return { count = 0 }
@@ -292,9 +290,9 @@ local function take_messages(take)
   if (take.most_bytes or 0) > 0 then
     keep_within(batch, take.most_bytes)
   end
-  local removed = unread and #batch.ids or #batch.records
-  if removed > 0 then
-    finish_take(take, batch, removed, above)
+  local to_remove = unread and #batch.ids or #batch.records
+  if to_remove > 0 then
+    finish_take(take, batch, to_remove, above)
   else
     batch.more = batch.promoted > 0
   end
