@@ -134,7 +134,7 @@ repeat
   redis.call('ZREM', store, id)
   add_single(prepare, receipt, id, take_number)
   redis.call('HSET', slot, 'delivered', delivery, 'takes', take_number, session, answer)
-  if fields[GROUPED] then
+  if fields[GROUPS] then
     --- @include "lib/groups/group_entries"
     note_taken(score)
   end

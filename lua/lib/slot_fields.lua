@@ -1,26 +1,25 @@
 -- Fields of a slot that many scripts read at once. Each constant is the place of a field in the
--- list that a function below returns. A field that the slot does not have is false. lua/README.md
--- describes the fields. The fields `waiting` and `groups` have different places in the lists, so
--- their constants have different names in different scripts: WAITING, AWAITED; GROUPS, GROUPED.
+-- list that a function below returns. A field that is in several lists has the same place in each.
+-- A field that the slot does not have is false. lua/README.md describes the fields.
 --- @needs slot
-local CREATED, ACCEPTED, ORDER, FRONT, SESSION = 1, 2, 3, 4, 5
--- Of read_store_fields, with the first five:
-local WAITING, CAPACITY, OVERFLOW, DEDUP_MS = 6, 7, 8, 9
-local SETTLED_TURN, PAUSED_SEND, GROUPS, OUTCOMES = 10, 11, 12, 13
--- Of read_take_fields, with the first five. EXTRA is the field in the place of the session.
+local CREATED, ACCEPTED, ORDER, FRONT, SESSION, WAITING, GROUPS = 1, 2, 3, 4, 5, 7, 12
+-- Of read_store_fields, with those of the first line:
+local CAPACITY, OVERFLOW, DEDUP_MS, SETTLED_TURN, PAUSED_SEND, OUTCOMES = 6, 8, 9, 10, 11, 13
+-- Of read_take_fields, with those of the first line except WAITING. EXTRA is in the place of the
+-- session:
 local EXTRA = 5
-local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED = 6, 7, 8, 9, 10
-local AUDITED, LEASES_UNTIL, PAUSED, LIMIT, TIMED_PRIORITY, GROUPED = 11, 12, 13, 14, 15, 16
-local WAITED = 17
--- Of read_return_fields, with CREATED, FRONT, MAX_RETRIES, DELIVERED, ORDERED, AUDITED and GROUPS:
-local RETRY, JITTER, RETENTION, AWAITED, BLOCKED = 2, 3, 5, 7, 9
+local MAX_RETRIES, CHUNK, DELIVERED, TAKES, ORDERED, AUDITED = 6, 7, 8, 9, 10, 11
+local PAUSED, LIMIT, TIMED_PRIORITY, LEASES_UNTIL, WAITED = 13, 14, 15, 16, 17
+-- Of read_return_fields, with CREATED, FRONT, WAITING, GROUPS, MAX_RETRIES, DELIVERED, ORDERED and
+-- AUDITED:
+local RETRY, JITTER, RETENTION, BLOCKED = 2, 3, 5, 9
 local GROUPS_PAUSED, CANCELLING, DEAD_TO = 13, 14, 15
 
 -- Read the fields that a script needs to store messages. `session`: field of the caller's session.
 --- @inline
 local function read_store_fields(session)
-  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'waiting',
-    'capacity', 'overflow', 'dedup_ms', 'settled_turn', 'paused_send', 'groups', 'outcomes')
+  return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', session, 'capacity',
+    'waiting', 'overflow', 'dedup_ms', 'settled_turn', 'paused_send', 'groups', 'outcomes')
 end
 
 -- Read the fields that a script needs to receive messages. `extra_field`: field of the caller's
@@ -28,8 +27,8 @@ end
 --- @inline
 local function read_take_fields(extra_field)
   return redis.call('HMGET', slot, 'created', 'accepted', 'order', 'front', extra_field,
-    'max_retries', 'chunk', 'delivered', 'takes', 'ordered', 'audited', 'leases_until', 'paused',
-    'limit', 'timed_priority', 'groups', 'waited')
+    'max_retries', 'chunk', 'delivered', 'takes', 'ordered', 'audited', 'groups', 'paused', 'limit',
+    'timed_priority', 'leases_until', 'waited')
 end
 
 -- Read the fields that a script needs to give deliveries back.

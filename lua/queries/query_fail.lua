@@ -128,7 +128,7 @@ local function reject()
   died.dead_to = fields[DEAD_TO]
   add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   local any_out = let_next_out and let_next_out()
-  if unblock(fields[BLOCKED], now) or any_out and is_awaited(fields[AWAITED], now) then
+  if unblock(fields[BLOCKED], now) or any_out and is_awaited(fields[WAITING], now) then
     wake(ARGV[2], ARGV[3])
   end
   return outcomes

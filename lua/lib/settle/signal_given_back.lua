@@ -7,7 +7,7 @@
 --- @inline
 local function signal_given_back(fields, later, channel, index, now)
   local is_unblocked = unblock(fields[BLOCKED], now)
-  local any_awaits = is_awaited(fields[AWAITED], now)
+  local any_awaits = is_awaited(fields[WAITING], now)
   if is_unblocked or later and any_awaits then
     wake(channel, index)
   elseif any_awaits then

@@ -39,12 +39,12 @@ local function due_messages(take, page, past, limit)
   --- @include "lib/scores/score_text"
   --- @include "lib/scores/timed_score"
   local fields = take.fields
-  local may_still_join = fields[GROUPED] and GROUPED_MOST or take.key_limit and MOST or JOIN_MOST
+  local may_still_join = fields[GROUPS] and GROUPED_MOST or take.key_limit and MOST or JOIN_MOST
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(tonumber(fields[ORDER] or 0))
   local enter, write_entries, last_priority, step
-  if fields[GROUPED] then
-    enter, write_entries = take.group_functions()(fields[GROUPED])
+  if fields[GROUPS] then
+    enter, write_entries = take.group_functions()(fields[GROUPS])
   end
 
   -- Return the priority that a due message joins, 0 if none; and its record, nil if not read.

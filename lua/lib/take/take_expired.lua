@@ -12,7 +12,7 @@ local function end_expired(take, gone)
   local on_expire, retention, dead_to = unpack(redis.call('HMGET', slot, 'on_expire',
     'dead_retention_ms', 'dead_to'))
   local let_next_out
-  if fields[GROUPED] then
+  if fields[GROUPS] then
     local _, leaving = take.group_functions()
     let_next_out = leaving(ids, on_expire ~= 'drop')
   end

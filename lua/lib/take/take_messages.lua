@@ -183,7 +183,7 @@ end
 local function finish_take(take, batch, to_remove, above)
   local fields, ids, picked = take.fields, batch.ids, #batch.ids
   local last = batch.on_top > 0 and math.min(batch.on_top, to_remove) or to_remove
-  local last_score = fields[GROUPED] and redis.call('ZSCORE', store, ids[last])
+  local last_score = fields[GROUPS] and redis.call('ZSCORE', store, ids[last])
   batch.count = to_remove
   if batch.to_inspect then
     --- @include "lib/take/take_inspected"
@@ -246,7 +246,7 @@ local function take_messages(take)
   if fields[PAUSED] then
     return { count = 0, gate = { at = math.huge } }
   end
-  if fields[GROUPED] then
+  if fields[GROUPS] then
     --- @include "lib/take/group_functions"
     take.group_functions = group_functions
   end
