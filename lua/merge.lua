@@ -42,6 +42,7 @@ Atomic    The waiting messages are found and changed in one step. A refused call
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/send/merge_messages"
+--- @include "lib/send/send_status"
 local BEFORE = 5 -- arguments before the messages
 local call, created = ARGV[2], ARGV[5]
 local session, call_number = session_of(call)
@@ -61,7 +62,7 @@ if fields[CREATED] ~= created then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if fields[PAUSED_SEND] then
-  return { 0, 'P', '' }
+  return { 0, SENDS_PAUSED, '' }
 end
 local now = clock(ARGV[1])
 local messages = read_messages(ARGV, BEFORE, count, fields[SESSION])
@@ -76,7 +77,7 @@ if is_changed then
   if not fields[SESSION] then
     sweep_sessions(now, SWEPT)
   end
-elseif reply[2] ~= 'F' then
+elseif reply[2] ~= FULL then -- all messages are duplicates: WAIT needs a write
   --- @include "lib/writes"
   write_again(slot, 'created', created)
 end

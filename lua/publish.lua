@@ -30,7 +30,10 @@ Atomic    All of an entry or nothing, by the rules of send and merge. Redis refu
 --- @include "lib/scores/score"
 --- @include "lib/send/group_entrances"
 --- @include "lib/send/run_members"
+--- @include "lib/send/send_status"
 --- @include "lib/slot_fields"
+local RUN_ENTRY, MERGE_ENTRY = 'p', 'm' -- first elements of entries, which stage_push describes
+local MERGE_ELEMENTS = 9
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
 local session, call_number = session_of(ARGV[4])
@@ -45,7 +48,7 @@ if fields[CREATED] ~= ARGV[5] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if fields[PAUSED_SEND] then
-  return { 0, 'P' }
+  return { 0, SENDS_PAUSED }
 end
 local packed = redis.call('LINDEX', stage, 0)
 if not packed then
@@ -57,9 +60,9 @@ if packed == '' then
   return { 0, 0, 0, 0 }
 end
 local entry, serves_sleepers = cmsgpack.unpack(packed), false
-local elements, count = 1, #entry / 3 -- of the stage; of messages
-local given, letters = entry, nil -- letters: a letter for each message; '' if all are stored
-if entry[1] == 'p' then
+local elements, count = 1, #entry / 3 -- elements of the stage, and messages in them
+local given, letters = entry, nil -- letters: as in the reply of send, or a status
+if entry[1] == RUN_ENTRY then
   --- @include "lib/send/store_uniform"
   local head, first = entry[2], entry[3]
   count = entry[4]
@@ -77,10 +80,10 @@ if entry[1] == 'p' then
   local batch = { head = head, members = given, rests_of = rests_of }
   local stored_all
   stored_all, serves_sleepers = store_uniform(batch, fields, now)
-  letters = stored_all and ''
-  local rests = stored_all and {} or redis.call('LRANGE', stage, 1, count)
-  for i = 1, #rests do
-    given[count + 2 * i - 1], given[count + 2 * i] = head, rests[i]
+  if stored_all then
+    letters = ''
+  else
+    append_heads_and_rests(given, head, redis.call('LRANGE', stage, 1, count), 0)
   end
 end
 if not letters then
@@ -88,9 +91,9 @@ if not letters then
   --- @include "lib/send/plan_drop_lowest"
   --- @include "lib/send/dedup_window"
   local reply
-  if entry[1] == 'm' then
+  if entry[1] == MERGE_ENTRY then
     --- @include "lib/send/merge_messages"
-    if #entry ~= 9 then
+    if #entry ~= MERGE_ELEMENTS then
       fail('STAGE', stage)
     end
     local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
@@ -112,8 +115,8 @@ if not letters then
   end
   letters = reply[2]
 end
-if letters == 'F' then
-  return { 0, 'F' }
+if letters == FULL then
+  return { 0, FULL }
 end
 local duplicates, merged, _ = 0, 0, nil
 if letters ~= '' then

@@ -8,6 +8,7 @@
 --- @include "lib/scores/timed_score"
 --- @include "lib/records/record_bytes"
 --- @include "lib/results/keep_mark"
+--- @include "lib/send/send_status"
 --- @include "lib/slot_fields"
 local MERGED_MOST = 16777216 -- bytes of a merged body
 local OF_EACH = 3 -- arguments of each message: options, envelope, body
@@ -489,7 +490,7 @@ local function merge_messages(messages, fields, now, channel, index)
     drop_lowest = plan_drop_lowest(excess, plan.records, now)
   end
   if excess > 0 and not drop_lowest then
-    return { 0, 'F', '' }, false, false
+    return { 0, FULL, '' }, false, false
   end
   if plan.kept then -- a wrong type shows before the first write
     --- @include "lib/send/dedup_window"
