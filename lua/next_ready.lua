@@ -36,12 +36,13 @@ Atomic    Changes only the time until which a consumer may be asleep (`waiting`,
 --- @include "lib/wake/next_ready_in"
 --- @include "lib/wake/wake"
 local now, now_us = clock(ARGV[1])
-local slots, waits, offers = #all_keys / 3, ARGV[2] ~= '0', #ARGV[2] > 1
+local slots, waits = #all_keys / 3, ARGV[2]
+local may_sleep, offers_credits = waits ~= '0', #waits > 1 -- or renews credits
 if slots % 1 > 0 or slots > SLOTS_MOST then
   fail('ARG', 'keys')
 end
-local again = offers and ARGV[4] == '1'
-local stamps = again and 1 or #ARGV - 2
+local is_repeated = offers_credits and ARGV[4] == '1'
+local stamps = is_repeated and 1 or #ARGV - 2 -- number of stamps
 if stamps ~= 1 and stamps ~= slots then
   fail('ARG', 'created')
 end
@@ -59,21 +60,21 @@ end
 -- The offer of credits: `channel` and `ends`; `renews` and `listeners` for credits that the caller
 -- has; else `text`, `limit`, `lease` and `words`, which end with the calls.
 local offer
-if offers then
+if offers_credits then
   --- @include "lib/wake/credits"
   local ends = credit_end(nil, now)
-  if string.byte(ARGV[2], 1) == RENEWS then
-    local channel = offered_channel(ARGV[2])
+  if string.byte(waits, 1) == RENEWS then
+    local channel = offered_channel(waits)
     local listeners = count_listeners(channel)
     offer = { renews = true, channel = channel, ends = ends, listeners = listeners }
     local stamp, credits = unpack(redis.call('HMGET', slot, 'created', 'credits'))
-    if not again and stamp == ARGV[3] and listeners == 1
+    if not is_repeated and stamp == ARGV[3] and listeners == 1
         and are_untouched(all_keys, credits or '', channel, ends, now) then
       return untouched_reply()
     end
   else
     local words = {}
-    for word in string.gmatch(ARGV[2], '[^ ]+') do
+    for word in string.gmatch(waits, '[^ ]+') do
       words[#words + 1] = word
     end
     local text = words[1] .. ' ' .. (words[2] or '')
@@ -126,10 +127,10 @@ local function look_at(n, created)
   end
   local ordered_until = end_of_wait(ordered, now)
   local gate = gate_of(paused, limit, accepted)
-  local wait, field = next_ready_in(now_us, leases_until, ordered_until, gate)
-  takes_credit[n] = wait ~= 0 and field == 'waiting' and not ordered_until and not gate
-  if wait == 0 or not waits then
-    return wait
+  local wait_us, field = next_ready_in(now_us, leases_until, ordered_until, gate)
+  takes_credit[n] = wait_us ~= 0 and field == 'waiting' and not ordered_until and not gate
+  if wait_us == 0 or not may_sleep then
+    return wait_us
   end
   local noted = field == 'waiting' and waiting or field == 'blocked' and blocked
   if field and is_to_note(noted, now) then
@@ -138,7 +139,7 @@ local function look_at(n, created)
   if gate and gate.sends_wake and is_to_note(waiting, now) then
     sleepers[#sleepers + 1], sleepers[#sleepers + 2] = n, 'waiting'
   end
-  return wait
+  return wait_us
 end
 
 local reply, all_sleep = {}, true
@@ -156,7 +157,7 @@ if offer then
   for n = 1, slots do
     use_slot(n)
     local good = 0
-    if again then
+    if is_repeated then
       good = -1 - remove_credit(offer.channel)
     elseif all_sleep and takes_credit[n] and offer.renews then
       good = renew_credit(credits_of[n], offer.channel, offer.listeners, offer.ends, now)

@@ -19,7 +19,7 @@
 -- that sends do not wake it in vain. It is nil if no message can wake the consumer.
 local function next_ready_in(now_us, leases_until, ordered_until, gate)
   local lowest = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2] -- a score
-  local ready = nil
+  local ready = nil -- epoch ms; nil if no message waits
   if lowest and tonumber(lowest) < 0 then -- the message is held behind others of its group
     lowest = redis.call('ZRANGEBYSCORE', store, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   end
