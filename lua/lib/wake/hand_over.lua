@@ -46,8 +46,9 @@ local function is_plain(record, bytes, now)
     return false
   end
   if flags % MERGES >= EXPIRES then
-    local expiry = flags % EXPIRES == TIMED and 15 or 9 -- position in the record
-    if #record < expiry + 5 or read48(record, expiry) <= now then
+    -- The expiry has six bytes. It comes after the head and the due time, if there is one.
+    local expiry_at = FIXED + 1 + (flags % EXPIRES == TIMED and 6 or 0)
+    if #record < expiry_at + 5 or read48(record, expiry_at) <= now then
       return false
     end
   end
@@ -64,16 +65,17 @@ local function plain_messages(page, max_retries, any_entries, now)
     if not is_plain(record, bytes, now) then
       break
     end
-    local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
-    if score < PRIORITY_MIN then
-      left = math.max(0, math.min(max_retries, math.floor(score) - 1))
+    local n, score, retries_left = #ids + 1, tonumber(page[i + 1]), max_retries
+    if score < PRIORITY_MIN then -- the integer is the deliveries left
+      retries_left = math.max(0, math.min(max_retries, math.floor(score) - 1))
     elseif any_entries then
       --- @include "lib/settle/failures"
       local entry = redis.call('HGET', failures, page[i])
-      left = entry and retries_in(entry, max_retries) or left
+      retries_left = entry and retries_in(entry, max_retries) or retries_left
     end
-    any_failed = any_failed or left < max_retries
-    ids[n], taken[n], retries[n], bytes = page[i], record, string.char(left), bytes + #record
+    any_failed = any_failed or retries_left < max_retries
+    ids[n], taken[n], retries[n] = page[i], record, string.char(retries_left)
+    bytes = bytes + #record
   end
   return { ids = ids, records = taken, retries = retries, bytes = bytes, any_failed = any_failed }
 end
@@ -82,8 +84,8 @@ end
 local function lease_messages(batch, deadline, delivered)
   local receipts, ids = {}, batch.ids
   for n = 1, #ids do
-    local left = string.byte(batch.retries[n])
-    local receipt = receipt_text(deadline, left, delivered + n)
+    local retries_left = string.byte(batch.retries[n])
+    local receipt = receipt_text(deadline, retries_left, delivered + n)
     receipts[2 * n - 1], receipts[2 * n] = receipt, ids[n]
   end
   redis.call('ZREM', store, unpack(ids))
