@@ -65,8 +65,8 @@ end
 
 -- Return whether a message waits for an event, and has time left.
 local function is_suspended(id)
-  local wait, key = redis.call('HGET', bodies, id .. 'w'), nil
-  key = awaited_key(wait)
+  local wait = redis.call('HGET', bodies, id .. 'w')
+  local key = awaited_key(wait)
   local ends = 0
   if key then
     ends = limit_of(wait)
@@ -76,7 +76,7 @@ end
 
 -- Return whether newer messages wait for a message.
 local function must_go_first(id, record)
-  local score = tonumber(redis.call('ZSCORE', store, id) or nil)
+  local score = tonumber(redis.call('ZSCORE', store, id))
   if not score then
     return redis.call('ZSCORE', prepare, id)
   end

@@ -37,7 +37,7 @@ local function read_places(ordered)
   return {
     front = tonumber(front or 0), delivered = tonumber(delivered or 0), span = tonumber(span or 0),
     ordered_until = tonumber(ordered) or 1, mixed = mixed, accepted = tonumber(accepted or 0),
-    timed_priority = tonumber(timed_priority or nil),
+    timed_priority = tonumber(timed_priority),
   }
 end
 
