@@ -16,7 +16,7 @@ local function add_entry(packed, size, history, text, now)
     entry = ms .. string.format('-%.0f', seq + 1)
   end
   local most = tonumber(string.match(history, '^%d+'))
-  local ends = open + size >= PART or (open + size) * 8 >= most
+  local ends = open + size >= PART or (open + size) * PARTS_LEAST >= most
   if ends then
     redis.call('LLEN', ackedparts)
   end

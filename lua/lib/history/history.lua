@@ -1,5 +1,6 @@
 -- Sizes in the history, which lib/history/trim_history describes.
-local PART = 32768 -- bytes of a part, at least
+local PART = 32768 -- bytes of a part, at least. In a small history, a part is an eighth of it
+local PARTS_LEAST = 8
 local ENTRY_MOST = 100 -- messages of an entry
 local ENTRY, KEPT_MESSAGE = 64, 32 -- bytes that Redis needs for an entry, and besides each record
 local STATE = '^(%d+)-(%d+) (%d+) (%d+)$' -- the field `acked`

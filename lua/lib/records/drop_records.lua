@@ -40,9 +40,9 @@ local function drop_bodies(names, keeps_hash)
 end
 
 -- Remove records with their large bodies, steps and waits for events. Leave tombstones for their
--- offloaded bodies, unless the records were `moved` to another slot or to the history. Until the
--- records are removed, each write frees memory.
-local function drop_records(ids, moved)
+-- offloaded bodies, unless another slot or the history now refers to these bodies (`bodies_move`).
+-- Until the records are removed, each write frees memory.
+local function drop_records(ids, bodies_move)
   local chunk, large, offloaded, released, steps, waited = unpack(redis.call('HMGET', slot, 'chunk',
     'large', 'offloaded', 'released', 'steps', 'waited'))
   local names, gone = {}, {}
@@ -65,7 +65,7 @@ local function drop_records(ids, moved)
   if #names > 0 then
     drop_bodies(names, offloaded)
   end
-  if offloaded and not moved and #gone > 0 then
+  if offloaded and not bodies_move and #gone > 0 then
     leave_tombstones(gone, released)
   end
 end

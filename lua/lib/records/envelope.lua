@@ -15,8 +15,8 @@ local function headers_at(record)
   if head % (2 * HEADERS) < HEADERS then
     return nil
   end
-  local at = 9 + (head % (2 * TIMED) >= TIMED and 6 or 0)
-    + (head % (2 * EXPIRES) >= EXPIRES and 6 or 0)
+  local at = FIXED + 1 + (head % (2 * TIMED) >= TIMED and TIME_BYTES or 0)
+    + (head % (2 * EXPIRES) >= EXPIRES and TIME_BYTES or 0)
   if head % (2 * MERGES) >= MERGES then
     local a, b = string.byte(record, at, at + 1)
     return b and at + 2 + a * 256 + b
@@ -30,18 +30,18 @@ local function envelope(record)
   if size < FIXED then
     return
   end
-  local at, due, expiry, key = 9, nil, nil, nil
+  local at, due, expiry, key = FIXED + 1, nil, nil, nil
   if head % (2 * TIMED) >= TIMED then
     if size < at + 5 then
       return
     end
-    due, at = read48(record, at), at + 6
+    due, at = read48(record, at), at + TIME_BYTES
   end
   if head % (2 * EXPIRES) >= EXPIRES then
     if size < at + 5 then
       return
     end
-    expiry, at = read48(record, at), at + 6
+    expiry, at = read48(record, at), at + TIME_BYTES
   end
   if head % (2 * MERGES) >= MERGES then
     if size < at + 1 then

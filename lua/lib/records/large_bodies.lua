@@ -17,19 +17,20 @@ its scripts read no records for this. The field `released` is the number up to w
 removed.
 ]]
 --- @include "lib/records/record"
+local NAME_BYTES = 8 -- random bytes at the end of a reference
 local REFERENCE = 12 -- bytes: size and name
 
 -- Return whether a record refers to a large body. `record`: a record, its head, or ''.
 --- @inline
 local function is_large(record)
-  local flags = (string.byte(record, 1) or 0) % 16
+  local flags = (string.byte(record, 1) or 0) % HEADERS
   return flags >= COLLECTS and flags < COLLECTS + MERGES
 end
 
 -- Return the name of the large body of a record. `record`: a record, or its end.
 --- @inline
 local function body_name(member, record)
-  return member .. string.sub(record, -8)
+  return member .. string.sub(record, -NAME_BYTES)
 end
 
 -- Return the size of the large body of a record.
@@ -48,7 +49,8 @@ local function offloaded_reference(record)
     return nil
   end
   if first > CODED then -- it has a time or headers
-    at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
+    at = at + (first % 2 == TIMED and TIME_BYTES or 0)
+      + (first % MERGES >= EXPIRES and TIME_BYTES or 0)
     if first % (2 * HEADERS) >= HEADERS and #record > at then
       at = at + 2 + struct.unpack('>I2', record, at)
     end

@@ -10,8 +10,8 @@ local function place_in_record(record)
     return nil
   end
   local place = priority_of(record)
-  if place == 0 and #record >= 14 then
-    place = read48(record, 9)
+  if place == 0 and #record >= FIXED + TIME_BYTES then
+    place = read48(record, FIXED + 1)
   end
   if place < PRIORITY_MIN or place >= PRIORITY_END and place < TIMED_MIN then
     return nil

@@ -17,6 +17,7 @@ local CODED, CODED_END = 96, 128
 local OFFLOADED = 67 -- first byte of a body in an external store
 local HEAD = 4 -- bytes of the head, which the sender gives
 local FIXED = 8 -- bytes that every record has: head and acceptance number
+local TIME_BYTES = 6 -- of the due time and of the expiry
 local ACCEPTED_CYCLE = 4294967296 -- a record has the acceptance number modulo this
 
 -- Return the first byte (codec and flags) and the priority in the head of a record.

@@ -13,6 +13,7 @@
 local MERGED_MOST = 16777216 -- bytes of a merged body
 local OF_EACH = 3 -- arguments of each message: options, envelope, body
 local READ_MOST = 131072 -- bytes of waiting records, after which no other record is read
+local SIZE_BYTES = 4 -- in front of each element of a list: its size
 
 -- Return a body as an element of a collected list.
 --- @inline
@@ -51,7 +52,7 @@ end
 -- Return the merge key of a message. `rest`: its envelope, which is the record from byte 9 on.
 --- @inline
 local function read_key(rest, expires)
-  local key_at = expires and 13 or 7
+  local key_at = 1 + (expires and 2 * TIME_BYTES or TIME_BYTES)
   local a, b = string.byte(rest, key_at, key_at + 1)
   local range, last = read48(rest, 1), b and key_at + 1 + a * 256 + b or #rest + 1
   if range < 1 or range >= TIMED_MIN or last > #rest then
@@ -124,12 +125,14 @@ end
 -- the record cannot be read.
 --- @inline
 local function body_in(record)
-  local first_byte, key_at, expiry = string.byte(record, 1), 15, nil
+  local first_byte, expiry_at = string.byte(record, 1), FIXED + TIME_BYTES + 1
+  local key_at, expiry = expiry_at, nil
   if not first_byte or first_byte % (2 * TIMED) < TIMED or first_byte % (2 * MERGES) < MERGES then
     return nil, nil
   end
   if first_byte % (2 * EXPIRES) >= EXPIRES then
-    expiry, key_at = #record > 20 and read48(record, 15), 21
+    key_at = expiry_at + TIME_BYTES
+    expiry = #record >= key_at and read48(record, expiry_at)
   end
   local a, b = string.byte(record, key_at, key_at + 1)
   if not b then
@@ -164,7 +167,9 @@ end
 --- @inline
 local function has_room(window, options, body)
   local first_byte = string.byte(window.parts[1], 1)
-  local size = window.size + (first_byte % (2 * COLLECTS) >= COLLECTS and 4 or 8) + #body
+  -- The first body of a new list also becomes an element.
+  local is_list = first_byte % (2 * COLLECTS) >= COLLECTS
+  local size = window.size + (is_list and SIZE_BYTES or 2 * SIZE_BYTES) + #body
   return size <= options.max_bytes and math.floor(first_byte / CODEC_STEP) == options.codec
 end
 
@@ -194,7 +199,7 @@ local function add_body(window, options, body)
     local old_body = string.sub(table.concat(parts), body_at)
     local old = element(old_body)
     window.parts = { string.char(first_byte + COLLECTS) .. before, old, added }
-    window.size = window.size + 4 + #added
+    window.size = window.size + SIZE_BYTES + #added
   end
 end
 
@@ -220,8 +225,8 @@ local function record_of(window)
   local parts = window.parts
   if window.due then
     local expiry = window.expiry and write48(window.expiry + window.later) or ''
-    table.insert(parts, 1, string.sub(parts[1], 1, 8) .. write48(window.due) .. expiry)
-    parts[2] = string.sub(parts[2], 15 + #expiry)
+    table.insert(parts, 1, string.sub(parts[1], 1, FIXED) .. write48(window.due) .. expiry)
+    parts[2] = string.sub(parts[2], FIXED + TIME_BYTES + 1 + #expiry)
   end
   return table.concat(parts)
 end
@@ -326,6 +331,7 @@ end
 -- Note in a plan for how long a new message keeps its result, or nil. `rest`: its envelope.
 --- @inline
 local function note_keep(plan, options, rest)
+  -- keep_of does not read the 4 bytes of the acceptance number, which is not known yet.
   plan.keep = options.has_headers and keep_of(options.head .. 'any4' .. rest) or nil
   plan.keeps = plan.keeps or plan.keep
 end
@@ -348,7 +354,7 @@ end
 -- Note in a plan when a new message is due. Most messages of a call have the same time range.
 --- @inline
 local function note_range(plan, rest, now)
-  local range = string.sub(rest, 1, 6)
+  local range = string.sub(rest, 1, TIME_BYTES)
   if plan.range ~= range then
     local due = now + read48(rest, 1)
     plan.range, plan.due, plan.due_bytes = range, due, write48(due)
@@ -364,9 +370,10 @@ local function open_window(plan, options, id, key, rest, body)
   local last, number = 2 * n, struct.pack('>I4', (plan.accepted + n) % ACCEPTED_CYCLE)
   local after_due
   if options.expires then
-    after_due = write48(due + read48(rest, 7)) .. string.sub(rest, 13)
+    local expiry = due + read48(rest, TIME_BYTES + 1)
+    after_due = write48(expiry) .. string.sub(rest, 2 * TIME_BYTES + 1)
   else
-    after_due = string.sub(rest, 7)
+    after_due = string.sub(rest, TIME_BYTES + 1)
   end
   if options.mode == 'collect' then
     body = element(body)

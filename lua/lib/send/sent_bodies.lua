@@ -1,5 +1,6 @@
 -- Large bodies that a client has written for a send (lib/records/large_bodies).
 --- @needs records bodies
+--- @include "lib/member"
 --- @include "lib/records/large_bodies"
 
 -- Return the names of the large bodies of a send, by position; false for a message without a large
@@ -25,7 +26,7 @@ local function drop_unused(names)
   for i = 1, #names do
     local name = names[i]
     if name then
-      local member = string.sub(name, 1, -9)
+      local member = string.sub(name, 1, MEMBER)
       local record = redis.call('HGET', records, member) or ''
       local has_body = is_large(record)
       local its_name = body_name(member, record)

@@ -108,11 +108,12 @@ end
 --- @inline
 local function rest_with_times(rest, due, expires, now)
   if due and expires then
-    return write48(due) .. write48(due + read48(rest, 7)) .. string.sub(rest, 13)
+    local expiry = due + read48(rest, TIME_BYTES + 1)
+    return write48(due) .. write48(expiry) .. string.sub(rest, 2 * TIME_BYTES + 1)
   elseif due then
-    return write48(due) .. string.sub(rest, 7)
+    return write48(due) .. string.sub(rest, TIME_BYTES + 1)
   elseif expires then
-    return write48(now + read48(rest, 1)) .. string.sub(rest, 7)
+    return write48(now + read48(rest, 1)) .. string.sub(rest, TIME_BYTES + 1)
   end
   return rest
 end

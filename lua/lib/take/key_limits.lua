@@ -27,6 +27,8 @@ there.
 --- @include "lib/check"
 --- @include "lib/records/envelope"
 local KEYS_MOST, IN_FLIGHT_MOST = 100000, 1000
+local NOTE_MS = 1000 -- how long a note is valid at most
+local QUIET_MS, QUIET_READS = 10, 100 -- a quiet time has QUIET_MS for each QUIET_READS records
 
 -- Parse the limits for each key; nil if the slot has none. `interval`: ms for one token, or false.
 local function key_limit_in(limit)
@@ -46,6 +48,7 @@ end
 -- Return the key of a message, or nil.
 local function key_of(record, header)
   local at = headers_at(record)
+  -- The size of the headers; nil if there are none.
   local a, b = string.byte(record, at or 1, at and at + 1 or 0)
   if not b then
     return nil
@@ -110,7 +113,7 @@ local function bucket_of(keys, key)
   end
   since = tonumber(redis.call('ZSCORE', rates, key) or 0)
   if since <= now and keys.new <= 0 then
-    keys.next_at = math.min(keys.next_at, now + 1000)
+    keys.next_at = math.min(keys.next_at, now + NOTE_MS)
     return nil
   end
   if since <= now then -- full
@@ -179,8 +182,9 @@ local function limits_note(keys, accepted, in_flight)
   local from = string.format('%.0f', keys.now + 1)
   local later = redis.call('ZRANGEBYSCORE', store, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   local due = later[2] and math.floor(tonumber(later[2])) or math.huge
-  local quiet = keys.now + math.floor(keys.read / 100) * 10
-  local till, frees = math.min(keys.next_at, due, keys.now + 1000), keys.limit.most > 0 and 1 or 0
+  local quiet = keys.now + math.floor(keys.read / QUIET_READS) * QUIET_MS
+  local till = math.min(keys.next_at, due, keys.now + NOTE_MS)
+  local frees = keys.limit.most > 0 and 1 or 0
   return string.format('%.0f:%.0f:%s:%d:%d', till, quiet, accepted or '0', in_flight, frees)
 end
 
@@ -194,7 +198,7 @@ local function gate_of_note(note, now, accepted, in_flight)
     return nil
   end
   till, quiet = tonumber(till), tonumber(quiet)
-  if now >= till or till - now > 1000 then
+  if now >= till or till - now > NOTE_MS then
     return nil
   end
   if now < quiet then

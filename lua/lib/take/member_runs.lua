@@ -7,7 +7,8 @@ member of a list needs 13. The append-only file has these bytes for each take.
 local RUN = 15 -- bytes of a run: the first member, and the number of members in two bytes
 local FEW_RUNS, EACH_RUN = 3, 8 -- a take may have FEW_RUNS runs, and one more for EACH_RUN members
 
--- Return members as runs, in this order; nil if the runs are short.
+-- Return members as runs, in this order; nil if the runs are short. The members of a run differ
+-- only in the eighth byte, which counts.
 --- @inline
 local function member_runs(ids, count)
   local runs, i, char = {}, 1, string.char

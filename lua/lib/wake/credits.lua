@@ -131,8 +131,8 @@ end
 -- at the old master. It must not receive deliveries that this server does not count.
 --- @inline
 local function publish_deliveries(channel, deliveries)
-  local listeners, heard = nil, 0
-  listeners = count_listeners(channel)
+  local heard = 0
+  local listeners = count_listeners(channel)
   if listeners > 0 then
     heard = publish_own(channel, cmsgpack.pack(deliveries))
   end

@@ -46,9 +46,9 @@ local function is_plain(record, bytes, now)
     return false
   end
   if flags % MERGES >= EXPIRES then
-    -- The expiry has six bytes. It comes after the head and the due time, if there is one.
-    local expiry_at = FIXED + 1 + (flags % EXPIRES == TIMED and 6 or 0)
-    if #record < expiry_at + 5 or read48(record, expiry_at) <= now then
+    -- The expiry comes after the fixed bytes and the due time, if there is one.
+    local expiry_at = FIXED + 1 + (flags % EXPIRES == TIMED and TIME_BYTES or 0)
+    if #record < expiry_at + TIME_BYTES - 1 or read48(record, expiry_at) <= now then
       return false
     end
   end
