@@ -35,6 +35,7 @@ Atomic    Only waiting messages are removed, with everything that belongs to the
 --- @include "lib/replay"
 --- @include "lib/settle/drop_cancelled"
 --- @include "lib/writes"
+local BEFORE = 5 -- arguments before the messages
 local CANCEL_MOST = 200
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
@@ -47,7 +48,7 @@ if not created then
   fail('GONE', slot)
 end
 local running = whole_number(ARGV[5], 0, 1, 'running') == 1
-local n = (#ARGV - 5) / 2
+local n = (#ARGV - BEFORE) / 2
 if n < 1 or n > CANCEL_MOST or n % 1 > 0 then
   fail('ARG', 'count')
 end
@@ -91,7 +92,7 @@ end
 
 local letters, seen = {}, {}
 for i = 1, n do
-  local id, receipt = ARGV[4 + 2 * i], ARGV[5 + 2 * i]
+  local id, receipt = ARGV[BEFORE + 2 * i - 1], ARGV[BEFORE + 2 * i]
   if receipt ~= '' and not tonumber(receipt) then
     fail('ARG', 'receipt')
   end

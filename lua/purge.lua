@@ -25,6 +25,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/records/indexed_key"
 --- @include "lib/replay"
 --- @include "lib/results/note_outcomes"
+local BEFORE = 6 -- arguments before the members
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[6], 1, MOST, 'limit')
 local earlier_answer = replayed(ARGV[2])
@@ -35,7 +36,7 @@ local created, audited, chunk = unpack(redis.call('HMGET', slot, 'created', 'aud
 if not created then
   fail('GONE', slot)
 end
-if #ARGV > 1006 then
+if #ARGV > BEFORE + MOST then
   fail('ARG', 'count')
 end
 -- A key of a wrong type stops the script here, before it writes anything.
@@ -47,9 +48,9 @@ redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
-if #ARGV > 6 then
+if #ARGV > BEFORE then
   local seen = {}
-  for i = 7, #ARGV do
+  for i = BEFORE + 1, #ARGV do
     if not seen[ARGV[i]] and redis.call('ZSCORE', queue, ARGV[i]) then
       ids[#ids + 1], seen[ARGV[i]] = ARGV[i], true
     end
