@@ -14,11 +14,12 @@ Atomic    Reads only: one moment of one slot.
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/scores/score_ranges"
+local BOUNDARIES_MOST = 60
 local now = clock(ARGV[1])
 if not redis.call('HGET', slot, 'created') then
   fail('GONE', slot)
 end
-if #ARGV < 2 or #ARGV > 61 then
+if #ARGV < 2 or #ARGV > 1 + BOUNDARIES_MOST then
   fail('ARG', 'count')
 end
 local boundaries = {}

@@ -13,8 +13,9 @@ Atomic    One write, which Redis refuses at maxmemory. A call that is sent twice
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+local BUCKETS_MOST = 64
 local now = clock(ARGV[1])
-if #ARGV < 3 or #ARGV > 66 then
+if #ARGV < 3 or #ARGV > 2 + BUCKETS_MOST then
   fail('ARG', 'count')
 end
 local counts = {}

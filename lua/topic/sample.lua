@@ -12,8 +12,9 @@ Atomic    The figures of a place are written as a whole. If two servers sample t
 --- @keys topic history
 --- @include "lib/check"
 --- @include "lib/topic"
+local PAIRS_MOST = 10
 local keep = whole_number(ARGV[2], 1000, HISTORY_KEPT_MOST_MS, 'keep_ms')
-if #ARGV < 4 or #ARGV > 22 or #ARGV % 2 == 1 then
+if #ARGV < 4 or #ARGV > 2 + 2 * PAIRS_MOST or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end
 -- A key of a wrong type stops the script here.

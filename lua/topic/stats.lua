@@ -49,9 +49,9 @@ local HEADS_MOST = 3 -- messages of a priority that are read until one of them h
 local function count_held(key_limit, chunk, now)
   local keys, count = open_keys(key_limit, chunk, now), 0
   local after_now = string.format('(%.0f', now + 1)
-  local ids = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, after_now, 'LIMIT', 0, 1000)
+  local ids = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, after_now, 'LIMIT', 0, MOST)
   local rest =
-    redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, 0, 'LIMIT', 0, 1000 - #ids)
+    redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, 0, 'LIMIT', 0, MOST - #ids)
   for i = 1, #rest do
     ids[#ids + 1] = rest[i]
   end
@@ -68,8 +68,8 @@ local function due_since(member)
     return read48(entry, 5)
   end
   local record = redis.call('HGET', records, member)
-  if record and #record >= 14 and string.byte(record, 1) % 2 == 1 then
-    return read48(record, 9)
+  if record and #record >= FIXED + TIME_BYTES and string.byte(record, 1) % 2 == TIMED then
+    return read48(record, FIXED + 1)
   end
   local first = #member == MEMBER and string.byte(member, 1) or DERIVED
   if first >= DERIVED then

@@ -29,9 +29,9 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, MOST, 'limit')
-local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, grouped, history, kept =
-  unpack(redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn',
-    'audited', 'chunk', 'groups', 'history', 'acked'))
+local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, grouped, history,
+  acked_state = unpack(redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms',
+    'settled_turn', 'audited', 'chunk', 'groups', 'history', 'acked'))
 if not created then
   fail('GONE', slot)
 end
@@ -56,9 +56,9 @@ redis.call('XLEN', acked)
 redis.call('LLEN', ackedparts)
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 local more = false
-if kept then
+if acked_state then
   --- @include "lib/history/tidy_history"
-  more = tidy_history(history, kept, now)
+  more = tidy_history(history, acked_state, now)
 end
 allow_oom(dead) -- the first write of sweep_sessions may add a field
 if last_turn then
