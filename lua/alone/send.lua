@@ -24,8 +24,11 @@ repeat
   if #head ~= HEAD or #first_member ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN then
     break -- the long form names the wrong argument
   end
-  if fields[CREATED] ~= ARGV[5] or fields[CAPACITY] ~= '0' or fields[PAUSED_SEND] then
-    break -- an error, a slot that may be full, or a pause
+  if fields[CREATED] ~= ARGV[5] then
+    break -- the topic was deleted or created again: the long form reports an error
+  end
+  if fields[CAPACITY] ~= '0' or fields[PAUSED_SEND] then
+    break -- the slot may be full, or sends are paused
   end
   local is_next = is_next_call(last_call, call_number)
   if not is_next then
