@@ -164,7 +164,7 @@ if here and not fields[PAUSED_SEND] and not redis.call('ZSCORE', targets, place)
     end
     local batch = { given = given, at = 0, count = count, large = false }
     local reply, serves_sleepers = store_messages(batch, fields, now)
-    return reply[2] ~= 'F', serves_sleepers
+    return reply[2] ~= FULL, serves_sleepers
   end
 
   local is_stored

@@ -124,7 +124,7 @@ if new > 0 then
     local batch, reply = { given = members, at = 0, count = new, large = false }, nil
     reply, serves_sleepers = store_messages(batch, fields, now)
     letters = reply[2]
-    if letters == 'F' then -- drop_lowest has no room for all of them, or they are the lowest
+    if letters == FULL then -- drop_lowest has no room for all of them, or they are the lowest
       new, letter, letters = 0, 'f', ''
     end
   end

@@ -67,7 +67,7 @@ if ARGV[10] ~= '' then
   local reply
   reply, serves_sleepers = store_messages(batch, fields, now)
   local letters = reply[2]
-  if letters == 'F' then
+  if letters == FULL then
     return -1
   end
   redis.call('HSET', schedules, name .. ':last', ARGV[10])

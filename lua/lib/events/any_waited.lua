@@ -5,8 +5,7 @@
 -- Return whether one of these messages has waited for an event.
 --- @inline
 local function any_waited(ids)
-  local names
-  names = wait_names(ids)
+  local names = wait_names(ids)
   local found, any = redis.call('HMGET', bodies, unpack(names)), false
   for i = 1, #ids do
     any = any or found[i]

@@ -11,12 +11,10 @@ local function stop_before_waiting(take, batch)
   if #ids == 0 then
     return
   end
-  local names
-  names = wait_names(ids)
+  local names = wait_names(ids)
   local found = redis.call('HMGET', bodies, unpack(names))
   for i = 1, #ids do
-    local key
-    key = awaited_key(found[i])
+    local key = awaited_key(found[i])
     local limit = 0
     if key then
       limit = limit_of(found[i])

@@ -40,14 +40,14 @@ local function split_expired(batch, expired, max_retries)
   local count, live = 0, {}
   local gone = { ids = {}, records = {}, delivery_counts = {}, reason = 'x', details = '' }
   for i = 1, #read do
-    local left = retries_left and retries_left[i]
+    local own_left = retries_left and retries_left[i]
     if expired[i] then
       local n = #gone.ids + 1
       gone.ids[n], gone.records[n] = ids[i], read[i]
-      gone.delivery_counts[n] = max_retries - (left or max_retries)
+      gone.delivery_counts[n] = max_retries - (own_left or max_retries)
     else
       count = count + 1
-      ids[count], read[count], live[count] = ids[i], read[i], left or nil
+      ids[count], read[count], live[count] = ids[i], read[i], own_left or nil
     end
   end
   batch.count, batch.retries_left = count, retries_left and live
