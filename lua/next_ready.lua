@@ -18,9 +18,9 @@ Returns   for each slot, us until it has work: 0 now, -1 never as things are. A 
           paused slot, and a slot whose limit in flight is reached, has only the ends of leases. If
           the last take found only messages whose keys are at their limit, there is no work until
           the end of its note.
-          With a credit, then for each slot the hand-overs for which the credit is good, 0: no
-          credit. A repeated call removes the credits and leaves none; it returns -1 minus the
-          hand-overs for which the credit was still good
+          With a credit, a number for each slot follows: the hand-overs for which the credit is
+          good, 0: no credit. A repeated call removes the credits and leaves none. Its
+          number is -1 minus the hand-overs for which the credit was still good
 Cost      O(s log L), s = slots; clients ask for 256 at most
 Atomic    Changes only the time until which a consumer may be asleep (`waiting`, or `blocked` if it
           waits for others to settle), at most every 100 s; and the credits. A look at credits that

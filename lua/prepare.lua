@@ -24,15 +24,19 @@ ARGV[8]   shared         ''    each delivery has its own deadline; or the number
                                of the deliveries. If it is gone, or for 0, a lease is opened; if
                                less than half of lease_ms is left of it, it is renewed
 ARGV[9]   is_repeated          1 if an earlier copy of this call had no reply; else left out
-Returns   {us until the slot next has work (0 now, -1 never),
-          bits (lib/take/reply_bits): 1 leases expired and need a rollback, 2 so does the lease of a
-          query or a shared lease, 4 records refer to large bodies, 8 the credit is kept, 16 this
-          call repeats a call with a credit, 32 messages have waited for an event (event_read),
-          64 times the hand-overs for which the credit is still good, or was when this call removed
-          it,
-          deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery,
-          acceptance number of the newest message,
-          retries remaining of each as one byte ('' when none has failed), members, records}
+Returns   A list of
+          1  us until the slot next has work: 0 now, -1 never
+          2  bits (lib/take/reply_bits): 1 leases expired and need a rollback. 2 so does the lease
+             of a query or a shared lease. 4 records refer to large bodies. 8 the credit is kept.
+             16 this call repeats a call with a credit. 32 messages have waited for an event
+             (event_read). 64 times the hand-overs for which the credit is still good, or was when
+             this call removed it
+          3  deadline s; or 3 000 000 000 + the number of a shared lease
+          4  number of the first delivery
+          5  acceptance number of the newest message
+          6  retries remaining of each message as one byte; '' when none has failed
+          7  members
+          8  records
           A member of '' replaces a delivery of the first answer whose receipt is no longer valid.
           A record of '' is missing or shorter than 8 bytes: the caller rejects its message.
 Cost      O(k log L), k = limit, plus at most 500 due messages that join their priority; at most

@@ -1,8 +1,8 @@
 --[[
-publish: move the next entry of a stage into the queue, either messages as send stores them, or one
-message as merge stores it. Messages that have moved are no longer in the stage, so they cannot move
-twice. In the end, a published stage has one empty text. `failures`, `audit`, `results` and
-`keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping
+publish: move the next entry of a stage into the queue. The entry has messages as send stores them,
+or one message as merge stores it. Messages that have moved are no longer in the stage, so they
+cannot move twice. In the end, a published stage has one empty text. `failures`, `audit`, `results`
+and `keeping` are for messages that drop_lowest drops, `prepare` is for a hand-over to a sleeping
 consumer.
 
 ARGV[1]   now_us         ''    or a test's time

@@ -3,8 +3,8 @@
 --- @include "lib/history/history"
 
 -- Add messages to the history before they are removed, and return the new text of the field
--- `acked`, which the caller writes. Nothing may be written before the first call: Redis refuses
--- this entry if it is at maxmemory. Then the oldest parts are removed first.
+-- `acked`, which the caller writes. Call this before the first write: Redis refuses this entry if
+-- it is at maxmemory. Then the oldest parts are removed first.
 --   packed: the messages; size: bytes of their records, and KEPT_MESSAGE for each of them
 --   history, text: the fields `history` and `acked`
 --- @inline

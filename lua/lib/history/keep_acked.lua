@@ -15,8 +15,8 @@ local function whole_record(id, record)
   return first .. string.sub(record, 2, -REFERENCE - 1) .. body
 end
 
--- Add messages to the history before they are removed. Nothing may be written before this call, as
--- for add_entry.
+-- Add messages to the history before they are removed. Call this before the first write, as
+-- add_entry.
 --   history, text, large: the fields `history`, `acked` and `large`; page: the field `chunk`
 --- @inline
 local function keep_acked(ids, history, text, large, page, now)

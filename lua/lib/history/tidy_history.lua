@@ -5,8 +5,8 @@
 
 local PART_MS = 60000 -- time of a part, so that a slot with few acks also removes them
 
--- Remove messages from the history, and return whether more are to be removed. Nothing may be
--- written before this call, which also finds out whether Redis is at maxmemory.
+-- Remove messages from the history, and return whether more are to be removed. Call this before the
+-- first write: the call also finds out whether Redis is at maxmemory.
 --   history, text: the fields `history` and `acked` of the slot
 --- @inline
 local function tidy_history(history, text, now)

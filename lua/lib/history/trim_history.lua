@@ -18,7 +18,7 @@ messages.
 --- @include "lib/history/history"
 --- @include "lib/member"
 --- @include "lib/writes"
-local PARTS_MOST = 16 -- that one call removes, besides as many bytes as it adds
+local PARTS_MOST = 16 -- parts that one call removes, in addition to as many bytes as it adds
 local FREED = 4 -- parts that a call removes while Redis is at maxmemory
 
 -- Leave tombstones for the offloaded bodies of the entries up to `last`.
