@@ -544,7 +544,7 @@ def test_receipt_that_is_not_held_changes_nothing_in_any_session(box, verb, why)
 
     for _ in range(2):
         reply = box.run(getattr(box, f"{verb}_command")([lease], box.session()))
-        assert getattr(reply, "letters", reply) == "0"
+        assert getattr(reply, "codes", reply) == "0"
         assert box.state() == before
 
 
@@ -558,7 +558,7 @@ def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
 
     reply = box.run(command)
 
-    letters = getattr(reply, "letters", reply)
+    letters = getattr(reply, "codes", reply)
     assert set(letters) == {"0"}
     assert (box.state(0), box.state(1)) == before
 
