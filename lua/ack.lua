@@ -27,7 +27,7 @@ local call = ARGV[2]
 local session, call_number = split_call(call)
 -- last_call: number, time and answer; false in a new session.
 local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, last_call,
-  large, grouped, offloaded, cancelling, outcomes, history, kept_state =
+  large, grouped, offloaded, cancelling, outcomes, history, history_state =
   unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked',
     'audited', 'chunk', 'settled', session, 'large', 'groups', 'offloaded', 'cancelling',
     'outcomes', 'history', 'acked'))
@@ -41,62 +41,60 @@ local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settl
 --- @include "lib/settle/remove_deliveries"
 --- @include "lib/send/dedup_window"
 
-local ALL_SETTLED = '1' -- the kept answer if all deliveries are settled, however many they are
+local ALL_SETTLED = '1' -- the stored answer if all deliveries are settled, however many they are
 local now = clock(ARGV[1])
 session, call_number = session_of(call)
-local earlier_answer = answer_in(last_call, call_number)
-if earlier_answer and earlier_answer ~= ALL_SETTLED then
-  return earlier_answer
-end
-if not earlier_answer and not created then
-  fail('GONE', slot)
-end
-if outcomes and not earlier_answer then
-  fail('RESULTS', slot) -- the caller has to call ack_then, which stores results
-end
 local runs = whole_number(ARGV[5], 1, MOST, 'runs')
 local count = count_deliveries(runs)
+local earlier_answer = answer_in(last_call, call_number)
 if earlier_answer then
-  return string.rep('1', count)
+  return earlier_answer == ALL_SETTLED and string.rep('1', count) or earlier_answer
 end
-local from = RUNS_FROM + 3 * runs
-local to = from + count - 1
-local are_numbers_given = #ARGV == to + count
-if count > MOST or #ARGV ~= to and not are_numbers_given then
+if not created then
+  fail('GONE', slot)
+end
+if outcomes then
+  fail('RESULTS', slot) -- the caller has to call ack_then, which stores results
+end
+local ids_from = RUNS_FROM + 3 * runs
+local numbers_from = ids_from + count
+local are_numbers_given = #ARGV == numbers_from + count - 1
+if count > MOST or #ARGV ~= numbers_from - 1 and not are_numbers_given then
   fail('ARG', 'count')
 end
-if are_numbers_given and not string.find(table.concat(ARGV, ' ', to + 1), '^[%x. ]*$') then
+if are_numbers_given and not string.find(table.concat(ARGV, ' ', numbers_from), '^[%x. ]*$') then
   fail('ARG', 'number')
 end
-local numbers_after = are_numbers_given and audited and to or nil
+local uses_numbers = are_numbers_given and audited
 
 local valid_ids, letters, positions, low, high
-valid_ids, letters, positions, low, high = verify_runs(runs, count, from, tonumber(delivered or 0))
-local numbers = nil -- of the valid ids
-if numbers_after and positions then
-  numbers = {}
+valid_ids, letters, positions, low, high = verify_runs(runs, count, ids_from,
+  tonumber(delivered or 0))
+local audit_numbers = nil -- of the valid ids
+if uses_numbers and positions then
+  audit_numbers = {}
   for m = 1, #positions do
-    numbers[m] = ARGV[numbers_after + positions[m]]
+    audit_numbers[m] = ARGV[numbers_from + positions[m] - 1]
   end
-elseif numbers_after then
-  numbers = { unpack(ARGV, to + 1, to + count) }
+elseif uses_numbers then
+  audit_numbers = { unpack(ARGV, numbers_from) }
 end
 local failed = count_failed()
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
-local kept = window > 0 and kept_ids(valid_ids)
-if kept then
+local resendable = window > 0 and resendable_ids(valid_ids)
+if resendable then
   check_settled_sets(window, last_turn, now)
 end
 if history and #valid_ids > 0 then
   --- @include "lib/history/keep_acked"
   redis.call('ZCARD', audit) -- a key of a wrong type is noticed before the first write
-  keep_acked(valid_ids, history, kept_state, large, tonumber(chunk), now)
+  keep_acked(valid_ids, history, history_state, large, tonumber(chunk), now)
 end
 if audited and #valid_ids > 0 then
   --- @include "lib/audit"
-  numbers = numbers_after and add_numbers(numbers, parse_number, {})
+  audit_numbers = uses_numbers and add_numbers(audit_numbers, parse_number, {})
     or read_numbers(valid_ids, tonumber(chunk))
-  account_for('seen', numbers, now)
+  account_for('seen', audit_numbers, now)
 end
 if #valid_ids == 0 then
   return letters
@@ -113,21 +111,23 @@ if cancelling then
   --- @include "lib/settle/cancel_requests"
   forget_requests(valid_ids, cancelling)
 end
-if kept then
-  remember_settled(window, last_turn, now, kept)
+if resendable then
+  remember_settled(window, last_turn, now, resendable)
 end
-if let_next_out and let_next_out() then
+local any_out = let_next_out and let_next_out()
+local is_unblocked = false
+if blocked then
+  --- @include "lib/take/in_order"
+  is_unblocked = unblock(blocked, now)
+end
+if is_unblocked then
+  --- @include "lib/wake/wake"
+  wake(ARGV[3], ARGV[4])
+elseif any_out then
   --- @include "lib/wake/wake"
   wake_sleepers(now, ARGV[3], ARGV[4])
 end
-if blocked then
-  --- @include "lib/take/in_order"
-  --- @include "lib/wake/wake"
-  if unblock(blocked, now) then
-    wake(ARGV[3], ARGV[4])
-  end
-end
-local answer = kept_answer(call_number, now, #valid_ids == count and ALL_SETTLED or letters)
+local answer = session_value(call_number, now, #valid_ids == count and ALL_SETTLED or letters)
 redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed, session, answer)
 if not last_call then
   sweep_sessions(now, SWEPT)

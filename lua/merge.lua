@@ -68,7 +68,7 @@ local now = clock(ARGV[1])
 local messages = read_messages(ARGV, BEFORE, count, fields[SESSION])
 local reply, is_changed, is_stored = merge_messages(messages, fields, now, ARGV[3], ARGV[4])
 if is_changed then
-  local answer = kept_answer(call_number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
+  local answer = session_value(call_number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
   if is_stored then
     redis.call('HSET', slot, 'accepted', reply[1], session, answer)
   else

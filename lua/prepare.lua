@@ -248,7 +248,7 @@ local receipts = receipts_of(batch.ids, count, deadline, first_delivery, max_ret
 local runs = member_runs(batch.ids, count)
 local deliveries = delivery_answer(deadline, first_delivery, runs or table.concat(batch.ids),
   runs and AS_RUNS)
-local answer = kept_answer(call_number, now, deliveries)
+local answer = session_value(call_number, now, deliveries)
 add_members(prepare, receipts, count)
 redis.call('HSET', slot, 'delivered', first_delivery + count - 1, 'takes', take_number,
   session, answer)

@@ -5,7 +5,7 @@ The short form creates no function, and reads only what this kind of delivery ne
 fails, ack.lua continues with the long form, which does the same for every delivery.
 
 Reads: audited blocked call call_number cancelling created grouped history
-  kept_state large last_call offloaded outcomes session settled
+  history_state large last_call offloaded outcomes session settled
 ]]
 --- @include "lib/split_call"
 --- @include "lib/member"
@@ -18,11 +18,20 @@ repeat
   if not last_call or not created or #ARGV ~= RUNS_FROM + 3 then
     break -- a new session removes unused sessions; several deliveries share their work
   end
-  if blocked or audited or large or offloaded or cancelling or outcomes then
-    break -- other consumers wait for this ack, or the message has more than a record
+  if blocked or audited then
+    break -- other consumers may wait for this ack, or the numbers of messages are counted
+  end
+  if large or offloaded or cancelling or outcomes then
+    break -- the message may have a body, a request or a result besides its record
+  end
+  if grouped and history then
+    break -- each of them needs the record, and the short form reads it for one of them
   end
   local receipt, id = ARGV[RUNS_FROM + 1], ARGV[RUNS_FROM + 3]
-  if string.byte(call, 1) ~= SESSION_SIGN or string.byte(id, 1) >= KEPT then
+  if string.byte(call, 1) ~= SESSION_SIGN then
+    break -- the long form refuses the name of the session
+  end
+  if string.byte(id, 1) >= KEPT then
     break -- the sender keeps the id, so the slot remembers it as settled
   end
   local is_next = is_next_call(last_call, call_number)
@@ -35,7 +44,7 @@ repeat
     break -- the lease has expired, or the message is settled
   end
   local failed = count_failed()
-  if failed > 0 or grouped and history then
+  if failed > 0 then
     break -- the message may have a failure entry
   end
 
@@ -48,7 +57,7 @@ repeat
       local record = redis.call('HGET', records, id) or ''
       local packed = id .. struct.pack('>I4', #record) .. record
       local size = #record + KEPT_MESSAGE
-      state = add_entry(packed, size, history, kept_state, now)
+      state = add_entry(packed, size, history, history_state, now)
     end
     redis.call('HDEL', records, id)
     redis.call('ZREM', prepare, id)

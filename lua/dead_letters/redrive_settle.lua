@@ -78,7 +78,7 @@ if #stored > 0 then
   drop_for_good(audited, tonumber(chunk), stored, now, true)
   redis.call('HINCRBY', slot, 'redriven', #stored)
 end
-local kept = #stored > 0 and kept_ids(stored)
+local kept = #stored > 0 and resendable_ids(stored)
 if kept and window > 0 then
   remember_settled(window, turn, now, kept)
 end

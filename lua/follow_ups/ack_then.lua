@@ -123,7 +123,7 @@ for i = 1, #away do
 end
 local failed = count_failed()
 local window, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
-local kept = window > 0 and kept_ids(valid_ids)
+local kept = window > 0 and resendable_ids(valid_ids)
 -- A key of a wrong type stops the script here, before it writes anything.
 redis.call('SCARD', settled0)
 redis.call('SCARD', settled1)

@@ -36,15 +36,15 @@ local function session_of(call)
   return session, number
 end
 
--- Return the answer to the call of this number, or nil if it is new. `kept`: the value of the
+-- Return the answer to the call of this number, or nil if it is new. `last_call`: the value of the
 -- session's field.
 --- @inline
-local function answer_in(kept, number)
-  if kept then
-    local colon = string.find(kept, ':', 1, true)
-    local last = string.sub(kept, 1, colon - 1)
+local function answer_in(last_call, number)
+  if last_call then
+    local colon = string.find(last_call, ':', 1, true)
+    local last = string.sub(last_call, 1, colon - 1)
     if last == number then
-      return string.sub(kept, colon + ANSWER_OFFSET)
+      return string.sub(last_call, colon + ANSWER_OFFSET)
     end
     if tonumber(last) > tonumber(number) then
       fail('LATE', slot) -- the caller has sent another command since, and ignores this reply
@@ -55,7 +55,7 @@ end
 
 -- Format the value of a session's field.
 --- @inline
-local function kept_answer(number, now, answer)
+local function session_value(number, now, answer)
   local seconds = string.format('%010d', now / 1000)
   local value = session_answer(number, seconds, answer)
   return value
@@ -93,7 +93,7 @@ end
 --- @inline
 local function remember(call, now, answer)
   local session, number = session_of(call)
-  local value = kept_answer(number, now, answer)
+  local value = session_value(number, now, answer)
   if redis.call('HSET', slot, session, value) == 1 then
     sweep_sessions(now, SWEPT)
   end

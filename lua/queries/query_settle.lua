@@ -249,8 +249,8 @@ local function settle(chosen)
   --- @include "lib/groups/leave_groups"
   --- @include "lib/wake/wake"
   local ids, waiting_ids = chosen.ids, chosen.waiting_ids
-  local resendable_ids = window > 0 and kept_ids(ids)
-  if resendable_ids then
+  local resendable = window > 0 and resendable_ids(ids)
+  if resendable then
     check_settled_sets(window, last_turn, now)
   end
   if history then
@@ -271,8 +271,8 @@ local function settle(chosen)
   note_outcomes(ids, now, 's')
   local removed =
     remove_deliveries(large or offloaded, ids, failed, first_receipt, chosen.range_end, history)
-  if resendable_ids then
-    remember_settled(window, last_turn, now, resendable_ids)
+  if resendable then
+    remember_settled(window, last_turn, now, resendable)
   end
   if blocked then
     --- @include "lib/take/in_order"

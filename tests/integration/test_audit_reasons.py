@@ -141,7 +141,7 @@ def _leave_out(script: str, call: str) -> list[tuple[str, str, str]]:
     return [(script, call, "")]
 
 
-_ACK = _leave_out("ack", "account_for('seen', numbers, now)")
+_ACK = _leave_out("ack", "account_for('seen', audit_numbers, now)")
 _DROP = "account_for('accounted', read_numbers(ids, page), now)"
 REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),

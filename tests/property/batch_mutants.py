@@ -73,7 +73,7 @@ BATCHES: dict[str, list[Change]] = {
     "an end is kept for a time only": [("reject", "'+inf', 'b' .. id", "now, 'b' .. id")],
     "a plain ack settles a member": [
         ("ack", "cancelling or outcomes then", "cancelling then"),
-        ("ack", "if outcomes and not earlier_answer then", "if false then"),
+        ("ack", "if outcomes then", "if false then"),
     ],
     "a newer end is forgotten with the reported one": [
         ("member_ends", "redis.call('HGET', results, ARGV[i]) == ARGV[i + 1]", "true")

@@ -77,8 +77,8 @@ MUTANTS: dict[str, list[Change]] = {
     "merging messages of one call do not see each other": [
         ("merge", "windows[place] = plan_.count", "windows[place] = false")
     ],
-    "a re-sent prepare takes a second batch": [("prepare", "if kept then", "if false then")],
-    "a re-sent ack is stale": [("ack", "if kept then", "if false then")],
+    "a re-sent prepare takes a second batch": [("prepare", "if last_call then", "if false then")],
+    "a re-sent ack is stale": [("ack", "if last_call then", "if false then")],
     "the lease is rounded down": [
         ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)"),
     ],
@@ -134,7 +134,7 @@ _PLACE_HELD = "priority * 2097152 + 2097152 - 1 - place"
 GROUPS: dict[str, list[Change]] = {
     "the next one of a group stays held": [
         ("ack", "redis.call('ZADD', store, 'XX', next_score, next_id)", ""),
-        ("ack", "if let_next_out and let_next_out() then", "if false then"),
+        ("ack", "local any_out = let_next_out and let_next_out()", "local any_out = false"),
     ],
     "a cancel forgets the group": [
         ("cancel", "if let_next_out and let_next_out() then", "if false then")
@@ -252,7 +252,7 @@ RESULTS: dict[str, list[Change]] = {
     ],
     "a plain ack settles what keeps its result": [
         ("ack", "cancelling or outcomes then", "cancelling then"),
-        ("ack", "if outcomes and not earlier_answer then", "if false then"),
+        ("ack", "if outcomes then", "if false then"),
     ],
     "the end of a lease stores no result": [
         ("rollback_expired_leases", "note_outcomes(ids, now, 'd')", "")

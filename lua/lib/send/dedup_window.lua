@@ -19,15 +19,15 @@ is in one send only, which lib/replay recognizes.
 --- @include "lib/member"
 
 -- Return the ids that may be sent again; nil if there are none.
-local function kept_ids(ids)
-  local kept
+local function resendable_ids(ids)
+  local resendable
   for i = 1, #ids do
     if string.byte(ids[i], 1) >= KEPT then
-      kept = kept or {}
-      kept[#kept + 1] = ids[i]
+      resendable = resendable or {}
+      resendable[#resendable + 1] = ids[i]
     end
   end
-  return kept
+  return resendable
 end
 
 -- Return whether the id of a cancelled message stays settled. Its sender made the id to send it

@@ -136,7 +136,7 @@ local function store_uniform(batch, fields, now)
   write_records(batch, accepted, may_have_marks)
   accepted = accepted + count
   if batch.session then
-    local answer = kept_answer(batch.call_number, now, accepted .. ':')
+    local answer = session_value(batch.call_number, now, accepted .. ':')
     redis.call('HSET', slot, 'accepted', accepted, 'order', order, batch.session, answer)
   else
     redis.call('HSET', slot, 'accepted', accepted, 'order', order)
