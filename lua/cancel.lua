@@ -22,8 +22,8 @@ Atomic    Only waiting messages are removed, with everything that belongs to the
           keeps the id, it is remembered as settled, so a late repetition of the send stores
           nothing. A dedup key may be used again. A request is a field of the slot for this
           delivery. Scripts that give the delivery back end the message instead
-          (lib/settle/end_cancelled). The request is also published, so that the worker hears of it
-          at once. A call that is sent twice gets the first answer again.
+          (lib/settle/remove_cancelled_from). The request is also published, so that the worker
+          hears of it at once. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies results keeping
 --- @include "lib/check"

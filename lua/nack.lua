@@ -25,6 +25,8 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/slot_fields"
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
+--- @include "lib/settle/check_give_back_keys"
+local IDS_FROM = 6 -- first argument of the deliveries
 local now, now_us = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
@@ -35,28 +37,15 @@ local fields = read_return_fields()
 if not fields[CREATED] then
   fail('GONE', slot)
 end
-local n = (#ARGV - 5) / 3
-local ids, validity, positions, scores = verify_receipts(6, n)
--- A key of a wrong type stops the script here, before it writes anything.
-redis.call('ZCARD', store)
-redis.call('HLEN', records)
-redis.call('ZCARD', dead)
-redis.call('HLEN', failures)
-redis.call('HLEN', bodies)
-redis.call('HLEN', results)
-redis.call('ZCARD', keeping)
-if fields[AUDITED] then
-  redis.call('ZCARD', audit)
-end
-if fields[DEAD_TO] then
-  redis.call('ZCARD', pending)
-  redis.call('ZCARD', targets)
-end
+local n = (#ARGV - IDS_FROM + 1) / 3
+local ids, letters, positions, scores = verify_receipts(IDS_FROM, n)
+check_give_back_keys(fields)
 if #ids == 0 then
-  return validity
+  return letters
 end
-local receipts, details = scores, { unpack(ARGV, 6 + 2 * n) }
-if #ids < n then
+-- A valid receipt is equal to the score.
+local receipts, details = scores, { unpack(ARGV, IDS_FROM + 2 * n) }
+if #ids < n then -- keep the items of the valid deliveries only
   receipts = {}
   for m = 1, #ids do
     receipts[m], details[m] = scores[positions[m]], details[positions[m]]
@@ -64,26 +53,28 @@ if #ids < n then
 end
 --- @include "lib/settle/fail_deliveries"
 if fields[CANCELLING] then
-  --- @include "lib/settle/end_cancelled"
-  local valid = { ids = ids, receipts = receipts, more = { details, positions } }
-  validity = end_cancelled(validity, 5, valid, now)
+  --- @include "lib/settle/remove_cancelled_from"
+  -- This shortens ids, receipts, details and positions.
+  local valid = { ids = ids, receipts = receipts, other_lists = { details, positions } }
+  local cancelled = remove_cancelled_from(valid, now)
+  letters = with_cancelled(letters, IDS_FROM, cancelled)
 end
-local letters = {}
+local outcomes = {}
 if #ids > 0 then
   local failed = { ids = ids, receipts = receipts, details = details, reason = 'f', wait = wait }
-  letters = fail_deliveries(failed, fields, now, now_us)
+  outcomes = fail_deliveries(failed, fields, now, now_us)
 end
 signal_given_back(fields, false, ARGV[3], ARGV[4], now)
-local answer = table.concat(letters)
+local answer = table.concat(outcomes)
 if #ids < n then
-  local letters_of_all = {}
+  local all_outcomes = {}
   for i = 1, n do
-    letters_of_all[i] = string.sub(validity, i, i)
+    all_outcomes[i] = string.sub(letters, i, i)
   end
   for m = 1, #ids do
-    letters_of_all[positions[m]] = letters[m]
+    all_outcomes[positions[m]] = outcomes[m]
   end
-  answer = table.concat(letters_of_all)
+  answer = table.concat(all_outcomes)
 end
 remember(ARGV[2], now, answer)
 return answer

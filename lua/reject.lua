@@ -28,7 +28,7 @@ Atomic    Like nack. Follow-ups of a delivery are stored if it becomes a dead le
 --- @include "lib/take/in_order"
 --- @include "lib/groups/given_back_functions"
 --- @include "lib/leases/verify_receipts"
-local FIRST = 7 -- first argument of the deliveries
+local IDS_FROM = 7 -- first argument of the deliveries
 local now, now_us = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
@@ -44,8 +44,8 @@ if not created then
   fail('GONE', slot)
 end
 local n = whole_number(ARGV[6], 1, MOST, 'count')
-local valid_ids, letters, positions, scores = verify_receipts(FIRST, n)
-local from, add_follow_ups = FIRST + 3 * n, nil -- first argument of the follow-ups
+local valid_ids, letters, positions, scores = verify_receipts(IDS_FROM, n)
+local from, add_follow_ups = IDS_FROM + 3 * n, nil -- first argument of the follow-ups
 if #ARGV >= from then
   --- @include "lib/follow_ups/given_follow_ups"
   local given = given_follow_ups(from, n)
@@ -79,10 +79,14 @@ local receipts = {}
 for m = 1, #valid_ids do
   receipts[m] = scores[positions[m]]
 end
+local any_cancelled = false
 if cancelling then
-  --- @include "lib/settle/end_cancelled"
-  local valid = { ids = valid_ids, receipts = receipts, more = { positions } }
-  letters = end_cancelled(letters, FIRST - 1, valid, now)
+  --- @include "lib/settle/remove_cancelled_from"
+  -- This shortens valid_ids, receipts and positions.
+  local valid = { ids = valid_ids, receipts = receipts, other_lists = { positions } }
+  local cancelled = remove_cancelled_from(valid, now)
+  any_cancelled = #cancelled > 0
+  letters = with_cancelled(letters, IDS_FROM, cancelled)
 end
 local let_next_out
 if grouped then
@@ -91,9 +95,9 @@ if grouped then
 end
 local delivery_counts, details = {}, {}
 for m = 1, #valid_ids do
-  local left = math.floor(tonumber(receipts[m]) % 1000)
-  delivery_counts[m] = math.max(1, tonumber(max_retries) - left + 1)
-  details[m] = string.sub(ARGV[FIRST - 1 + 2 * n + positions[m]], 1, DETAILS_BYTES)
+  local retries_left = math.floor(tonumber(receipts[m]) % 1000)
+  delivery_counts[m] = math.max(1, tonumber(max_retries) - retries_left + 1)
+  details[m] = string.sub(ARGV[IDS_FROM + 2 * n + positions[m] - 1], 1, DETAILS_BYTES)
 end
 if #valid_ids > 0 then
   redis.call('ZREM', prepare, unpack(valid_ids))
@@ -103,10 +107,10 @@ if #valid_ids > 0 then
   }
   add_dead(died, audited, tonumber(dead_retention_ms), now)
 end
-local moved = let_next_out and let_next_out() or string.find(letters, 'c', 1, true)
+local any_out = let_next_out and let_next_out() or any_cancelled
 if unblock(blocked, now) then
   wake(ARGV[3], ARGV[4])
-elseif moved then
+elseif any_out then
   wake_sleepers(now, ARGV[3], ARGV[4])
 end
 local answer = string.gsub(letters, '1', 'd')

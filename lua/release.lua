@@ -23,10 +23,12 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/events/event_bounds"
 --- @include "lib/slot_fields"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
+local IDS_FROM = 7 -- first argument of the deliveries
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
@@ -38,11 +40,12 @@ if not fields[CREATED] then
   fail('GONE', slot)
 end
 local event_key = ARGV[6]
-if #event_key > 255 or event_key ~= '' and wait == 0 then
+if #event_key > KEY_MOST or event_key ~= '' and wait == 0 then
   fail('ARG', 'event')
 end
-local n = (#ARGV - 6) / 3
-local valid_ids, letters, positions, scores = verify_receipts(7, n)
+local n = (#ARGV - IDS_FROM + 1) / 3
+local places_from = IDS_FROM + 2 * n -- first argument of the places
+local valid_ids, letters, positions, scores = verify_receipts(IDS_FROM, n)
 -- A key of a wrong type stops the script here, before it writes anything.
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
@@ -50,7 +53,7 @@ redis.call('HLEN', records)
 redis.call('HLEN', bodies)
 redis.call('ZCARD', waits)
 for i = 1, n do
-  local place = whole_number(ARGV[6 + 2 * n + i], PRIORITY_MIN, NUMBER_MOST, 'place')
+  local place = whole_number(ARGV[places_from + i - 1], PRIORITY_MIN, NUMBER_MOST, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
     fail('ARG', 'place')
   end
@@ -60,15 +63,18 @@ if #valid_ids == 0 then
 end
 local receipts, places = {}, {}
 for m = 1, #valid_ids do
-  receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[6 + 2 * n + positions[m]])
+  receipts[m] = tonumber(scores[positions[m]])
+  places[m] = tonumber(ARGV[places_from + positions[m] - 1])
 end
 --- @include "lib/settle/release_deliveries"
 local later = wait > 0
 if fields[CANCELLING] then
-  --- @include "lib/settle/end_cancelled"
-  local valid = { ids = valid_ids, receipts = receipts, more = { places } }
-  letters = end_cancelled(letters, 6, valid, now)
-  later = later and not string.find(letters, 'c', 1, true)
+  --- @include "lib/settle/remove_cancelled_from"
+  -- This shortens valid_ids, receipts and places.
+  local valid = { ids = valid_ids, receipts = receipts, other_lists = { places } }
+  local cancelled = remove_cancelled_from(valid, now)
+  letters = with_cancelled(letters, IDS_FROM, cancelled)
+  later = later and #cancelled == 0
 end
 if #valid_ids > 0 then
   local are_suspended = event_key ~= ''

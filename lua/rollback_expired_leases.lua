@@ -17,6 +17,8 @@ Atomic    A lease is given back once, however many callers find it. The first wr
 --- @keys slot store prepare records dead failures audit bodies settled0 settled1 pending targets results keeping
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/leases/receipt"
+--- @include "lib/settle/check_give_back_keys"
 --- @include "lib/slot_fields"
 local now, now_us = clock(ARGV[1])
 local limit = whole_number(ARGV[4], 1, MOST, 'limit')
@@ -24,24 +26,10 @@ local fields = read_return_fields()
 if not fields[CREATED] then
   fail('GONE', slot)
 end
--- The receipts of expired leases are below the first receipt of the next second.
-local high = string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000)
-local expired = redis.call('ZRANGEBYSCORE', prepare, '-inf', high, 'WITHSCORES', 'LIMIT', 0, limit)
--- A key of a wrong type stops the script here, before it writes anything.
-redis.call('ZCARD', store)
-redis.call('HLEN', records)
-redis.call('ZCARD', dead)
-redis.call('HLEN', failures)
-redis.call('HLEN', bodies)
-redis.call('HLEN', results)
-redis.call('ZCARD', keeping)
-if fields[AUDITED] then
-  redis.call('ZCARD', audit)
-end
-if fields[DEAD_TO] then
-  redis.call('ZCARD', pending)
-  redis.call('ZCARD', targets)
-end
+local upper_bound = end_of_expired(now)
+local expired =
+  redis.call('ZRANGEBYSCORE', prepare, '-inf', upper_bound, 'WITHSCORES', 'LIMIT', 0, limit)
+check_give_back_keys(fields)
 if #expired == 0 then
   return { 0, 0, 0, 0 }
 end
@@ -51,11 +39,12 @@ for i = 1, #expired, 2 do
   receipts[#ids] = expired[i + 1]
 end
 local expired_count = #ids
-local more = expired_count == limit and 1 or 0
+local may_be_more = expired_count == limit and 1 or 0
 --- @include "lib/settle/fail_deliveries"
 if fields[CANCELLING] then
-  --- @include "lib/settle/end_cancelled"
-  end_cancelled('', 0, { ids = ids, receipts = receipts, more = {} }, now)
+  --- @include "lib/settle/remove_cancelled_from"
+  -- This shortens ids and receipts.
+  remove_cancelled_from({ ids = ids, receipts = receipts }, now)
 end
 local dead_count = 0
 if #ids > 0 then
@@ -66,4 +55,4 @@ if #ids > 0 then
   redis.call('HINCRBY', slot, 'rolled_back', #ids)
 end
 signal_given_back(fields, false, ARGV[2], ARGV[3], now)
-return { #ids - dead_count, dead_count, more, expired_count - #ids }
+return { #ids - dead_count, dead_count, may_be_more, expired_count - #ids }

@@ -72,7 +72,7 @@ local function make_due(id)
   place = place_in_record(record)
   local score
   if grouped or not place then
-    score = next_timed_score(now, 1)
+    score = next_timed_score(now, READ_RECORD)
   else
     if place >= PRIORITY_END then
       place = tonumber(timed_priority or nil) or place

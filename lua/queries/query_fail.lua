@@ -22,6 +22,7 @@ Atomic    A message moves in the step that marks its number, so no second call m
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/settle/check_give_back_keys"
 --- @include "lib/slot_fields"
 --- @include "lib/query"
 --- @include "lib/writes"
@@ -57,21 +58,7 @@ if low <= high then
 end
 local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))
--- A key of a wrong type stops the script here, before it writes anything.
-redis.call('ZCARD', store)
-redis.call('HLEN', records)
-redis.call('ZCARD', dead)
-redis.call('HLEN', failures)
-redis.call('HLEN', bodies)
-redis.call('HLEN', results)
-redis.call('ZCARD', keeping)
-if fields[AUDITED] then
-  redis.call('ZCARD', audit)
-end
-if fields[DEAD_TO] then
-  redis.call('ZCARD', pending)
-  redis.call('ZCARD', targets)
-end
+check_give_back_keys(fields)
 
 -- Return the letter of message i if it cannot be failed, else nil.
 local function letter_of(i)

@@ -30,7 +30,9 @@ BROKEN: dict[str, list[Change]] = {
     "rollback-ignores-request": [
         ("rollback_expired_leases", "if fields[14] then", "if false then")
     ],
-    "release-ignores-request": [("release", "letters = end_cancelled(letters, 6, valid, now)", "")],
+    "release-ignores-request": [
+        ("release", "local cancelled = remove_cancelled_from(valid, now)", "local cancelled = {}")
+    ],
     "ack-leaves-request": [("ack", "forget_requests(valid_ids, cancelling)", "")],
 }
 

@@ -92,8 +92,8 @@ def test_a_lapse_that_costs_no_retry_never_ends_a_poison(
         [
             (
                 "rollback_expired_leases",
-                "local left = math.min(max_retries, math.floor(receipt % 1000))",
-                "local left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
+                "local deliveries_left = math.min(max_retries, math.floor(receipt % 1000))",
+                "local deliveries_left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
             )
         ]
     )

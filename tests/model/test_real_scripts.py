@@ -142,9 +142,9 @@ RESULTS = [  # these break results
 CHANGES = [
     ("ack", "tonumber(score) == tonumber(receipt)", "true", 3),
     ("release", "math.floor(receipts[m] % 1000) + 1", "math.floor(receipts[m] % 1000)", 0),
-    ("rollback_expired_leases", "if left == 0 then", "if left < 0 then", 10),
+    ("rollback_expired_leases", "if deliveries_left == 0 then", "if deliveries_left < 0 then", 10),
     ("send", "if credit.calls == '' then", "if true then", 5),
-    ("nack", "validity = end_cancelled(validity, 5, valid, now)", "", 58),
+    ("nack", "local cancelled = remove_cancelled_from(valid, now)", "local cancelled = {}", 58),
     ("ack", "forget_requests(valid_ids, cancelling)", "", 3),
     ("cancel", "tonumber(receipt) % 1000 ~= delivery", "false", 91),
     *RESULTS,

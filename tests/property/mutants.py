@@ -60,8 +60,8 @@ MUTANTS: dict[str, list[Change]] = {
     "a nack costs nothing": [
         (
             "nack",
-            "local left = math.min(max_retries, math.floor(receipt % 1000))",
-            "local left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
+            "local deliveries_left = math.min(max_retries, math.floor(receipt % 1000))",
+            "local deliveries_left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
         )
     ],
     "a merge is swallowed in flight": [
@@ -99,7 +99,7 @@ MUTANTS: dict[str, list[Change]] = {
     "an ack leaves its request to cancel": [("ack", "forget_requests(valid_ids, cancelling)", "")],
     "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, unpack(times))", "")],
     "a rollback before its time": [
-        ("rollback_expired_leases", "math.floor(now / 1000) + 1", "math.floor(now / 1000) + 3")
+        ("rollback_expired_leases", "now - now % 1000 + 1000", "now - now % 1000 + 3000")
     ],
 }
 

@@ -25,15 +25,22 @@ local RETRIES_CHANGED = 43 -- +
 
 -- Return the receipt of a delivery as text.
 --- @inline
-local function receipt_text(deadline, left, delivery)
+local function receipt_text(deadline, retries_left, delivery)
   return string.format('%d.%04d',
-    deadline * 1000 + left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT + 0.5)
+    deadline * 1000 + retries_left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT + 0.5)
 end
 
--- Return how many deliveries with a lease of their own have expired. Deadlines are whole seconds.
+-- Return the bound behind the receipts of expired leases, for ZCOUNT and ZRANGEBYSCORE. A lease
+-- ends when its second begins, so the bound is the first receipt of the next second.
+--- @inline
+local function end_of_expired(now)
+  return string.format('(%d', now - now % 1000 + 1000)
+end
+
+-- Return how many deliveries with a lease of their own have expired.
 --- @inline
 local function count_expired(now)
-  local past = string.format('(%d', now - now % 1000 + 1000)
+  local past = end_of_expired(now)
   return redis.call('ZCOUNT', prepare, '-inf', past)
 end
 
@@ -41,15 +48,15 @@ end
 -- `retries_left`: nil, or by position the retries that remain to messages that have failed before.
 --- @inline
 local function receipts_of(ids, n, deadline, first, max_retries, retries_left)
-  -- fresh: format of the receipt of a message that has not failed
-  local receipts, fresh = {}, string.format('%d.%%04d', deadline * 1000 + max_retries)
+  -- unfailed: format of the receipt of a message that has not failed
+  local receipts, unfailed = {}, string.format('%d.%%04d', deadline * 1000 + max_retries)
   for i = 1, n do
-    local left = retries_left and retries_left[i]
+    local own_retries = retries_left and retries_left[i]
     local fraction = (first + i - 1) % DELIVERY_CYCLE * DELIVERY_UNIT + 0.5
-    if left and left < max_retries then
-      receipts[2 * i - 1] = string.format('%d.%04d', deadline * 1000 + left, fraction)
+    if own_retries and own_retries < max_retries then
+      receipts[2 * i - 1] = string.format('%d.%04d', deadline * 1000 + own_retries, fraction)
     else
-      receipts[2 * i - 1] = string.format(fresh, fraction)
+      receipts[2 * i - 1] = string.format(unfailed, fraction)
     end
     receipts[2 * i] = ids[i]
   end

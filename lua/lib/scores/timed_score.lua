@@ -6,6 +6,9 @@ the year 2109.
 --- @needs store
 local PLACES = 1024 -- of one ms
 local MS_LOOKED_AT = 999 -- after the due time
+-- has_priority of a message whose record is not read now. The take that finds the message due reads
+-- the priority in its record.
+local READ_RECORD = 1
 
 -- Return the score of a timed message. `has_priority`: 1 if its record has a priority, else 0.
 --- @inline

@@ -19,22 +19,46 @@ local function set_of(ids)
   return set
 end
 
--- Add a message to a list of dead letters, for add_dead. `died`: nil, or the list.
+-- Store the retries of a page of failed deliveries, from `first` to `last`, with their failure
+-- entries. Adds to `stored`, the table that store_retries returns.
 --- @inline
-local function with_another(died, id, made, text)
-  if not died then
-    died = { ids = {}, delivery_counts = {}, details = {} }
+local function store_page(failed, fields, stored, first, last, now)
+  local letters, died, later, leaving = stored.letters, stored.died, stored.later, stored.leaving
+  local waits, places = failed.waits, stored.places
+  local max_retries, jitter = tonumber(fields[MAX_RETRIES]), tonumber(fields[JITTER])
+  local entries = redis.call('HMGET', failures, unpack(failed.ids, first, last))
+  local noted, at_once, counts_at_once = {}, {}, {} -- the counts are deliveries left
+  for i = first, last do
+    local id, receipt, text = failed.ids[i], tonumber(failed.receipts[i]), failed.details[i]
+    -- The receipt counts the retries before this failure, so as many deliveries are left after it.
+    -- `max_retries` may have been larger when the message was received.
+    local deliveries_left = math.min(max_retries, math.floor(receipt % 1000))
+    local made = max_retries - deliveries_left + 1
+    if text and #text > DETAILS_BYTES then
+      text = string.sub(text, 1, DETAILS_BYTES)
+    end
+    if deliveries_left == 0 then
+      local m = #died.ids + 1
+      letters[i], leaving[#leaving + 1] = 'd', id
+      died.ids[m], died.delivery_counts[m], died.details[m] = id, made, text
+    else
+      letters[i] = 'r'
+      -- A given wait of 0 counts as well, because 0 is true in Lua.
+      local wait = failed.wait or waits and waits[i] or retry_wait(fields[RETRY], jitter, made)
+      local score = places and retry_score(places, id, receipt, wait > 0 and now + wait or 0)
+      if score or wait > 0 then
+        add_waiting_retry(id, now, wait, score)
+        later[id], leaving[#leaving + 1] = true, id
+      else
+        at_once[#at_once + 1], counts_at_once[#at_once + 1] = id, deliveries_left
+      end
+      local entry = entries[i - first + 1]
+      noted[#noted + 1] = id
+      noted[#noted + 1] = failure_entry(entry, deliveries_left, made, failed.reason, text, now)
+    end
   end
-  local n = #died.ids + 1
-  died.ids[n], died.delivery_counts[n], died.details[n] = id, made, text
-  return died
-end
-
--- Write the retries of a page that may be received at once, and its failure entries.
---- @inline
-local function add_page(at_once, lefts, noted)
   if #at_once > 0 then
-    add_retries(at_once, lefts)
+    add_retries(at_once, counts_at_once)
   end
   if #noted > 0 then
     redis.call('HSET', failures, unpack(noted))
@@ -42,54 +66,21 @@ local function add_page(at_once, lefts, noted)
 end
 
 -- Store the deliveries that have retries left in the StoreQueue again, with their failure entries.
--- Returns
---   a letter for each delivery: r goes back for a retry, d dead
---   the messages that die, for add_dead, or nil
---   the set of the messages that wait for their retry
---   a list of the messages that die or wait, which leave their groups
+-- Return a table of
+--   letters: a letter for each delivery: r goes back for a retry, d dead
+--   died: `ids`, `delivery_counts` and `details` of the messages that die, for add_dead
+--   later: the set of the messages that wait for their retry
+--   leaving: a list of the messages that die or wait, which leave their groups
 -- `places`: what read_places returned in a slot in order, else nil.
 --- @inline
 local function store_retries(failed, fields, places, now)
-  local ids, receipts, details, reason = failed.ids, failed.receipts, failed.details, failed.reason
-  local given_wait, waits, ladder = failed.wait, failed.waits, fields[RETRY]
-  local max_retries, jitter = tonumber(fields[MAX_RETRIES]), tonumber(fields[JITTER])
-  local letters, died, later, leaving = {}, nil, {}, {}
-  local entries, noted, at_once, lefts -- of a page
-  for i = 1, #ids do
-    local in_page = (i - 1) % ENTRIES_AT_ONCE + 1
-    if in_page == 1 then
-      local last = math.min(i + ENTRIES_AT_ONCE - 1, #ids)
-      entries, noted = redis.call('HMGET', failures, unpack(ids, i, last)), {}
-      at_once, lefts = {}, {}
-    end
-    local id, receipt, text = ids[i], tonumber(receipts[i]), details[i]
-    -- `max_retries` may have been larger when the message was received.
-    local left = math.min(max_retries, math.floor(receipt % 1000))
-    local made = max_retries - left + 1
-    if text and #text > DETAILS_BYTES then
-      text = string.sub(text, 1, DETAILS_BYTES)
-    end
-    if left == 0 then
-      letters[i], leaving[#leaving + 1] = 'd', id
-      died = with_another(died, id, made, text)
-    else
-      letters[i] = 'r'
-      local wait = given_wait or waits and waits[i] or retry_wait(ladder, jitter, made)
-      local score = places and retry_score(places, id, receipt, wait > 0 and now + wait or 0)
-      if score or wait > 0 then
-        add_waiting_retry(id, now, wait, score)
-        later[id], leaving[#leaving + 1] = true, id
-      else
-        at_once[#at_once + 1], lefts[#lefts + 1] = id, left
-      end
-      noted[#noted + 1] = id
-      noted[#noted + 1] = failure_entry(entries[in_page], left, made, reason, text, now)
-    end
-    if in_page == ENTRIES_AT_ONCE or i == #ids then
-      add_page(at_once, lefts, noted)
-    end
+  local died = { ids = {}, delivery_counts = {}, details = {} }
+  local stored = { letters = {}, died = died, later = {}, leaving = {}, places = places }
+  for first = 1, #failed.ids, ENTRIES_AT_ONCE do
+    local last = math.min(first + ENTRIES_AT_ONCE - 1, #failed.ids)
+    store_page(failed, fields, stored, first, last, now)
   end
-  return letters, died, later, leaving
+  return stored
 end
 
 -- Give failed deliveries back. A message with retries left goes to the StoreQueue again, a message
@@ -104,14 +95,15 @@ local function fail_deliveries(failed, fields, now, now_us)
   local places = fields[ORDERED] and read_places(fields[ORDERED])
   math.randomseed(now_us % SEED_MOST)
   remove_leases(failed.ids, failed.receipts)
-  local letters, died, later, leaving = store_retries(failed, fields, places, now)
-  local dead_count = died and #died.ids or 0
+  local stored = store_retries(failed, fields, places, now)
+  local died = stored.died
+  local dead_count = #died.ids
   local leave, hold
   if fields[GROUPS] then
     leave, hold = given_back_functions()
   end
-  local let_next_out = leave and leave(leaving, died and set_of(died.ids), later)
-  if died then
+  local let_next_out = leave and leave(stored.leaving, set_of(died.ids), stored.later)
+  if dead_count > 0 then
     died.reason, died.dead_to = failed.reason, fields[DEAD_TO]
     add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   end
@@ -123,5 +115,5 @@ local function fail_deliveries(failed, fields, now, now_us)
   if hold and any_waits and tonumber(fields[GROUPS_PAUSED] or 0) > 0 then
     hold(failed.ids)
   end
-  return letters, dead_count
+  return stored.letters, dead_count
 end

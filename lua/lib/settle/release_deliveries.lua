@@ -23,16 +23,17 @@ local function release_deliveries(released, fields, wait, now)
   local retries_at_once = string.sub(fields[RETRY], 1, 1) == '0'
   local add, later, timed_priority = {}, {}, nil
   for m = 1, #ids do
-    local left, place, score = math.floor(receipts[m] % 1000) + 1, places[m], nil
+    local deliveries_left = math.floor(receipts[m] % 1000) + 1
+    local place, score = places[m], nil
     if in_order then
       local record = in_order.mixed and redis.call('HGET', records, ids[m])
       score = old_score(in_order, place, receipts[m], record)
       wait_for(in_order, ids[m], wait > 0 and not released.are_suspended and now + wait or 0)
     elseif wait > 0 then
-      score = next_timed_score(now + wait, 1)
-    elseif left <= max_retries
+      score = next_timed_score(now + wait, READ_RECORD)
+    elseif deliveries_left <= max_retries
         and (retries_at_once or redis.call('HEXISTS', failures, ids[m]) == 0) then
-      score = ordered_score(left, first + m)
+      score = ordered_score(deliveries_left, first + m)
     else
       -- If retries wait for their time, a message that failed goes back to its priority: its
       -- failure entry says how many deliveries are left.

@@ -27,14 +27,14 @@ end
 -- its due time. When it is due, its priority is read from its record. The caller writes the failure
 -- entry.
 local function add_waiting_retry(id, now, wait, score)
-  redis.call('ZADD', store, score or next_timed_score(now + wait, 1), id)
+  redis.call('ZADD', store, score or next_timed_score(now + wait, READ_RECORD), id)
 end
 
--- Add failed deliveries to the StoreQueue, to be received at once. `left`: deliveries left of each.
-local function add_retries(ids, left)
+-- Add failed deliveries to the StoreQueue, to be received at once.
+local function add_retries(ids, deliveries_left)
   local order, members = redis.call('HINCRBY', slot, 'returned', #ids) - #ids, {}
   for i = 1, #ids do
-    members[2 * i - 1], members[2 * i] = ordered_score(left[i], order + i), ids[i]
+    members[2 * i - 1], members[2 * i] = ordered_score(deliveries_left[i], order + i), ids[i]
   end
   redis.call('ZADD', store, unpack(members))
 end

@@ -24,49 +24,50 @@ local function delete_cancelled(ids, now)
   end
 end
 
--- Return the letters of a call with a c for each cancelled delivery. `before`: place in ARGV before
--- the ids of the call.
+-- Return the letters of a call with a c for each cancelled delivery. `from`: first argument of the
+-- ids of the call.
 --- @inline
-local function with_cancelled(letters, before, cancelled)
+local function with_cancelled(letters, from, cancelled)
+  if #cancelled == 0 then
+    return letters
+  end
   local set, changed = {}, {}
   for m = 1, #cancelled do
     set[cancelled[m]] = true
   end
   for i = 1, #letters do
     local letter = string.sub(letters, i, i)
-    changed[i] = letter == '1' and set[ARGV[before + i]] and 'c' or letter
+    changed[i] = letter == '1' and set[ARGV[from + i - 1]] and 'c' or letter
   end
   return table.concat(changed)
 end
 
--- End the valid deliveries of a call whose cancellation was requested.
---   letters: 1 or 0 for each delivery of the call; '' if the call needs no letters
---   before: place in ARGV before the ids of the call
---   valid: `ids` and `receipts` of the valid deliveries, and the list `more` of other lists with an
---     item for each. Cancelled deliveries are removed from all these lists
--- Returns the letters, with a c for each cancelled delivery.
-local function end_cancelled(letters, before, valid, now)
-  local ids, lists, cancelled = valid.ids, { valid.ids, valid.receipts, unpack(valid.more) }, {}
-  local requests, count, kept = find_requests(ids, valid.receipts), #ids, 0
+-- End the deliveries whose cancellation was requested. Remove them from the lists of `valid`, which
+-- become shorter. Return their ids.
+--   valid: `ids` and `receipts` of valid deliveries, and `other_lists`: nil, or lists with an item
+--     for each delivery
+local function remove_cancelled_from(valid, now)
+  local ids, cancelled = valid.ids, {}
+  local lists = { ids, valid.receipts, unpack(valid.other_lists or {}) }
+  local requests, count, left = find_requests(ids, valid.receipts), #ids, 0
   for i = 1, count do
     if requests[i] then
       cancelled[#cancelled + 1] = ids[i]
     else
-      kept = kept + 1
+      left = left + 1
       for l = 1, #lists do
-        lists[l][kept] = lists[l][i]
+        lists[l][left] = lists[l][i]
       end
     end
   end
-  if kept == count then
-    return letters
+  if #cancelled == 0 then
+    return cancelled
   end
   for l = 1, #lists do
-    for i = kept + 1, count do
+    for i = left + 1, count do
       lists[l][i] = nil
     end
   end
   delete_cancelled(cancelled, now)
-  local changed = with_cancelled(letters, before, cancelled)
-  return changed
+  return cancelled
 end
