@@ -104,7 +104,7 @@ local let_next_out
 if grouped then
   --- @include "lib/groups/leave_groups"
   --- @include "lib/groups/leave_plain_groups"
-  let_next_out = leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
+  let_next_out = leaving_groups(valid_ids, { leave_plainly = leave_plain_groups })
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high, history)
 if cancelling then

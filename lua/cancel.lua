@@ -114,7 +114,7 @@ local function delete_waiting()
     merge_keys[#merge_keys + 1] = indexed_key(key, ids[i])
   end
   --- @include "lib/groups/leave_groups"
-  local let_next_out = leaving_groups(ids, nil, nil, scores)
+  local let_next_out = leaving_groups(ids, { scores = scores })
   redis.call('ZREM', store, unpack(ids))
   drop_cancelled(ids, audited, chunk, dedup_ms, settled_turn, now)
   if #merge_keys > 0 then

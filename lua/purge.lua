@@ -71,13 +71,13 @@ local is_store = string.sub(queue, -5) == 'store' -- dead letters have ended bef
 if is_store then
   local store = queue
   --- @include "lib/groups/leave_groups"
-  let_next_out = leaving_groups(ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
+  let_next_out = leaving_groups(ids, { scores = redis.call('ZMSCORE', queue, unpack(ids)) })
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
 if is_store then
   note_outcomes(ids, now, 'p')
 else
-  note_outcomes(ids, now, 'p', nil, nil, true)
+  note_outcomes(ids, now, 'p', { members_only = true })
 end
 drop_for_good(audited, tonumber(chunk), ids, now)
 if #merge_keys > 0 then

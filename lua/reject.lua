@@ -91,7 +91,7 @@ end
 local let_next_out
 if grouped then
   local leave = given_back_functions()
-  let_next_out = leave(valid_ids, true)
+  let_next_out = leave(valid_ids, { died = true })
 end
 local delivery_counts, details = {}, {}
 for m = 1, #valid_ids do

@@ -53,7 +53,7 @@ if not old_due then
   head = head + TIMED
 end
 --- @include "lib/groups/leave_groups"
-local let_next_out = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
+local let_next_out = score < PRIORITY_END and leaving_groups({ id }, { scores = { score } })
 local wait = redis.call('HGET', bodies, id .. 'w')
 local event_key
 event_key = awaited_key(wait)

@@ -86,7 +86,7 @@ local entries, scores = redis.call('HMGET', failures, unpack(ids)), {}
 for i = 1, #ids do
   scores[i] = score_of[ids[i]]
 end
-local let_next_out = leaving_groups(ids, on_expire ~= 'drop', nil, scores)
+local let_next_out = leaving_groups(ids, { died = on_expire ~= 'drop', scores = scores })
 
 -- Let the next messages of groups out, and wake sleepers for them.
 local function release_groups()

@@ -7,7 +7,7 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   died_by        ''    or epoch ms: only letters that died until then
-ARGV[6]   fresh          ''    or 1: delete the steps of the messages
+ARGV[6]   drop_steps     ''    or 1: delete the steps of the messages
 ARGV[7]   edited         ''    or the new record of a single letter, without the acceptance number
 ARGV[8..] members, at most 1000, 13 bytes each.
 Returns   a character for each member: 1 sent back; 0 not in the DeadQueue, or died later. x and m
@@ -32,24 +32,27 @@ Atomic    Only dead letters move, each to the end of its priority. A letter with
 --- @include "lib/wake/wake"
 --- @include "lib/replay"
 --- @include "lib/results/results"
+local IDS_FROM = 8 -- first argument of the members
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
   return earlier_answer
 end
-local created, order, waiting, holds, max_retries, grouped, default, steps =
+local created, order, waiting, holds, max_retries, grouped, default_priority,
+  steps =
   unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries', 'groups',
     'timed_priority', 'steps'))
 if not created then
   fail('GONE', slot)
 end
-if #ARGV < 8 or #ARGV > 1007 or ARGV[7] ~= '' and #ARGV > 8 then
+local n = #ARGV - IDS_FROM + 1
+if n < 1 or n > MOST or ARGV[7] ~= '' and n > 1 then
   fail('ARG', 'count')
 end
-local is_held
+local find_hold -- hold_of, if the slot has held letters
 if holds then
   --- @include "lib/dead_letters/holds"
-  is_held = hold_of
+  find_hold = hold_of
 end
 local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, NUMBER_MOST, 'died_by')
 -- A key of a wrong type stops the script here, before it writes anything.
@@ -58,10 +61,10 @@ redis.call('HLEN', failures)
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 redis.call('HLEN', bodies)
-local redrive, write_entries
+local add_to_group, write_entries
 if grouped then
   --- @include "lib/groups/enter_groups"
-  redrive, write_entries = returning_groups(grouped, true)
+  add_to_group, write_entries = returning_groups(grouped, true)
 end
 local outcomes, ids, add, without_expiry, bytes, seen = {}, {}, {}, {}, 0, {}
 order = tonumber(order or 0)
@@ -72,7 +75,7 @@ local function look_up(id)
   if not died or tonumber(died) > died_by then
     return '0'
   end
-  if is_held and is_held(id, died) then
+  if find_hold and find_hold(id, died) then
     return 'm'
   end
   local record = redis.call('HGET', records, id)
@@ -89,8 +92,8 @@ end
 -- Let a dead letter into its group, or give it a score.
 local function add_letter(id, record)
   local priority, score = priority_of(record), nil
-  if redrive then
-    redrive(record, id, priority > 0 and priority or tonumber(default))
+  if add_to_group then
+    add_to_group(record, id, priority > 0 and priority or tonumber(default_priority))
     return
   end
   if priority > 0 then
@@ -108,18 +111,19 @@ local function remove_expiry(id, record)
   if not expiry or expiry > now then
     return
   end
-  local at, first = due and 15 or 9, string.char(string.byte(record, 1) - EXPIRES)
+  local at = FIXED + 1 + (due and TIME or 0) -- the expiry is behind the due time
+  local first = string.char(string.byte(record, 1) - EXPIRES)
   without_expiry[#without_expiry + 1] = id
   without_expiry[#without_expiry + 1] = first .. string.sub(record, 2, at - 1)
-    .. string.sub(record, at + 6)
+    .. string.sub(record, at + TIME)
 end
 
-local edited
-for i = 8, #ARGV do
+local edited_record
+for i = IDS_FROM, #ARGV do
   local id = ARGV[i]
   local outcome, record = look_up(id)
   if record then
-    edited = ARGV[7] ~= '' and record
+    edited_record = ARGV[7] ~= '' and record
     bytes = bytes + #record
     if bytes > READ_BYTES and #ids > 0 then
       break
@@ -135,10 +139,12 @@ local answer = table.concat(outcomes)
 if #ids == 0 then
   return answer
 end
-if edited then
+if edited_record then
   --- @include "lib/records/drop_records"
+  -- This reads the old record, so it comes before the write of the new record. A page of 1 is
+  -- enough, because an edited letter is the only letter of a call.
   local names, references = find_bodies(ids, 1)
-  redis.call('HSET', records, ids[1], edited)
+  redis.call('HSET', records, ids[1], edited_record)
   if #names > 0 then
     drop_bodies(names, true)
   end
@@ -160,11 +166,11 @@ if steps and ARGV[6] == '1' then
   --- @include "lib/records/steps"
   drop_parts(ids, 's', 'steps')
 end
-local retries, lefts = tonumber(max_retries), {}
+local retries, deliveries_left = tonumber(max_retries), {}
 for i = 1, #ids do
-  lefts[i] = retries + 1
+  deliveries_left[i] = retries + 1
 end
-note_failures(ids, lefts, retries, 'd', false, now)
+note_failures(ids, deliveries_left, retries, 'd', false, now)
 redis.call('HSET', slot, 'order', order)
 redis.call('HINCRBY', slot, 'redriven', #ids)
 if is_awaited(waiting, now) then

@@ -22,18 +22,20 @@ Atomic    Nothing moves. A letter that is already held for this topic keeps its 
 --- @include "lib/records/record"
 --- @include "lib/dead_letters/holds"
 --- @include "lib/member"
+local PAIRS_FROM = 5 -- first argument of the pairs
 local now = clock(ARGV[1])
 local token, topic = ARGV[2], ARGV[3]
 if not redis.call('HGET', slot, 'created') then
   fail('GONE', slot)
 end
-if #token ~= 8 then
+if #token ~= TOKEN then
   fail('ARG', 'token')
 end
 if not string.find(topic, '^[%w._-]+$') then
   fail('ARG', 'topic')
 end
-if #ARGV < 6 or #ARGV > 2004 or #ARGV % 2 == 1 then
+local n = (#ARGV - PAIRS_FROM + 1) / 2
+if n < 1 or n > MOST or n % 1 > 0 then
   fail('ARG', 'count')
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
@@ -71,7 +73,7 @@ local function hold(id, index, died, record)
   return '1'
 end
 
-for i = 5, #ARGV, 2 do
+for i = PAIRS_FROM, #ARGV, 2 do
   local id, index = ARGV[i], ARGV[i + 1]
   whole_number(index, 0, 1023, 'index')
   if #id ~= MEMBER then

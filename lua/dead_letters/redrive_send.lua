@@ -79,7 +79,7 @@ end
 
 -- Return the outcome that an earlier call had for a member and token, or nil.
 local function earlier_outcome(entry)
-  local score = tonumber(redis.call('ZSCORE', arrivals, entry) or nil)
+  local score = tonumber(redis.call('ZSCORE', arrivals, entry))
   if not score then
     return nil
   elseif score > 0 then

@@ -25,6 +25,7 @@ Atomic    A dead letter is removed only if it is held under the token that was s
 --- @include "lib/results/results"
 --- @include "lib/send/dedup_window"
 --- @include "lib/writes"
+local PAIRS_FROM = 3 -- first argument of the pairs
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
@@ -35,7 +36,8 @@ local created, audited, chunk, dedup_ms, settled_turn = unpack(redis.call('HMGET
 if not created then
   fail('GONE', slot)
 end
-if #ARGV < 4 or #ARGV > 2002 or #ARGV % 2 == 1 then
+local n = (#ARGV - PAIRS_FROM + 1) / 2
+if n < 1 or n > MOST or n % 1 > 0 then
   fail('ARG', 'count')
 end
 -- A key of a wrong type stops the script here, before it writes anything.
@@ -51,10 +53,10 @@ if window > 0 then
   check_settled_sets(window, turn, now)
 end
 local outcomes, stored, released, seen = {}, {}, {}, {}
-for i = 3, #ARGV, 2 do
+for i = PAIRS_FROM, #ARGV, 2 do
   local entry, outcome = ARGV[i], '0'
   local id, token = string.sub(entry, 1, MEMBER), string.sub(entry, MEMBER + 1)
-  if #entry ~= MEMBER + 8 or (ARGV[i + 1] ~= 's' and ARGV[i + 1] ~= 'r') then
+  if #entry ~= MEMBER + TOKEN or (ARGV[i + 1] ~= 's' and ARGV[i + 1] ~= 'r') then
     fail('ARG', 'entry')
   end
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
@@ -78,12 +80,12 @@ if #stored > 0 then
   drop_for_good(audited, tonumber(chunk), stored, now, true)
   redis.call('HINCRBY', slot, 'redriven', #stored)
 end
-local kept = #stored > 0 and resendable_ids(stored)
-if kept and window > 0 then
-  remember_settled(window, turn, now, kept)
+local resendable = #stored > 0 and resendable_ids(stored)
+if resendable and window > 0 then
+  remember_settled(window, turn, now, resendable)
 end
-if kept then
-  note_departures(now, kept)
+if resendable then
+  note_departures(now, resendable)
 end
 remember(ARGV[2], now, answer)
 return answer

@@ -18,6 +18,7 @@ Atomic    If the topic drops dead letters after a time, the next `tidy` does not
 --- @include "lib/replay"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
+local IDS_FROM = 3 -- first argument of the members
 local now = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
 if earlier_answer then
@@ -27,7 +28,7 @@ local created, dead_retention_ms = unpack(redis.call('HMGET', slot, 'created', '
 if not created then
   fail('GONE', slot)
 end
-if #ARGV < 3 or #ARGV > 1002 then
+if #ARGV < IDS_FROM or #ARGV >= IDS_FROM + MOST then
   fail('ARG', 'count')
 end
 -- A key of a wrong type stops the script here, before it writes anything.
@@ -36,7 +37,7 @@ redis.call('HLEN', deaths)
 local retention = tonumber(dead_retention_ms or 0)
 local earliest = retention > 0 and now - retention + math.min(retention, DAY_MS) or 0
 local outcomes, ids, add, seen = {}, {}, {}, {}
-for i = 3, #ARGV do
+for i = IDS_FROM, #ARGV do
   local id = ARGV[i]
   local outcome = '0'
   if not seen[id] and redis.call('ZSCORE', trash, id) then

@@ -10,8 +10,8 @@ Returns   a character for each member: 1 done; 0 not in the DeadQueue, or died l
           because it is on its way to another topic
 Cost      O(n log L)
 Atomic    Only dead letters move, with their time of death. Record and failure entry stay. The
-          end of a member is stored for a batch that waits for it. Works
-          while Redis is at maxmemory. A call that is sent twice gets the first answer again.
+          end of a member is stored for a batch that waits for it. Works while Redis is at
+          maxmemory. A call that is sent twice gets the first answer again.
 ]]
 --- @keys slot dead trash deaths records failures audit bodies results keeping
 --- @include "lib/check"
@@ -21,6 +21,7 @@ Atomic    Only dead letters move, with their time of death. Record and failure e
 --- @include "lib/dead_letters/holds"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
+local IDS_FROM = 5 -- first argument of the members
 local now = clock(ARGV[1])
 local keep = whole_number(ARGV[3], 0, SPAN_MOST_MS, 'keep_ms')
 local earlier_answer = replayed(ARGV[2])
@@ -32,12 +33,8 @@ local created, audited, chunk, holds = unpack(redis.call('HMGET', slot, 'created
 if not created then
   fail('GONE', slot)
 end
-if #ARGV < 5 or #ARGV > 1004 then
+if #ARGV < IDS_FROM or #ARGV >= IDS_FROM + MOST then
   fail('ARG', 'count')
-end
-local is_held
-if holds then
-  is_held = hold_of
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
 -- A key of a wrong type stops the script here, before it writes anything.
@@ -50,12 +47,12 @@ redis.call('HLEN', bodies)
 redis.call('HLEN', results)
 redis.call('ZCARD', keeping)
 local outcomes, ids, add, died_at, seen = {}, {}, {}, {}, {}
-for i = 5, #ARGV do
+for i = IDS_FROM, #ARGV do
   local id = ARGV[i]
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   local outcome = '0'
   if died and tonumber(died) <= died_by then
-    outcome = is_held and is_held(id, died) and 'm' or '1'
+    outcome = holds and hold_of(id, died) and 'm' or '1'
     if outcome == '1' then
       seen[id] = true
       ids[#ids + 1] = id
@@ -68,7 +65,7 @@ end
 if #ids > 0 then
   allow_oom(dead)
   redis.call('ZREM', dead, unpack(ids))
-  note_outcomes(ids, now, 'p', nil, nil, true)
+  note_outcomes(ids, now, 'p', { members_only = true })
   if keep == 0 then
     drop_for_good(audited, tonumber(chunk), ids, now)
     redis.call('HINCRBY', slot, 'purged', #ids)

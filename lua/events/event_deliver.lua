@@ -68,14 +68,13 @@ front = tonumber(front or 0)
 --- @inline
 local function make_due(id)
   local record = redis.call('HGET', records, id)
-  local place
-  place = place_in_record(record)
+  local place = place_in_record(record)
   local score
   if grouped or not place then
     score = next_timed_score(now, READ_RECORD)
   else
     if place >= PRIORITY_END then
-      place = tonumber(timed_priority or nil) or place
+      place = tonumber(timed_priority) or place
     end
     score = front_score(place, front)
     front = front - 1
@@ -84,31 +83,32 @@ local function make_due(id)
   redis.call('ZADD', store, score, id)
 end
 
-local names, got, new, looked, bytes, seen = nil, 0, 0, 0, 0, {}
+-- without_steps: how many of the delivered messages had no steps before
+local names, delivered, without_steps, looked, bytes, seen = nil, 0, 0, 0, 0, {}
 names = wait_names(ids)
 local found = redis.call('HMGET', bodies, unpack(names))
 while looked < n and bytes < WRITE_BYTES do
   looked = looked + 1
   local id, wait = ids[looked], found[looked]
-  local awaited
-  awaited = awaited_key(wait)
-  local score = awaited == key and not seen[id] and tonumber(redis.call('ZSCORE', store, id) or nil)
+  local awaited = awaited_key(wait)
+  local score = awaited == key and not seen[id] and tonumber(redis.call('ZSCORE', store, id))
   if score then
     local entry = redis.call('HGET', bodies, id .. 's')
-    local changed, over = with_event(entry or '', 'e', key, at, data), nil
-    over = ended_wait(wait)
-    redis.call('HSET', bodies, id .. 's', changed, names[looked], over)
+    local changed = with_event(entry or '', 'e', key, at, data)
+    local ended = ended_wait(wait)
+    redis.call('HSET', bodies, id .. 's', changed, names[looked], ended)
     redis.call('ZREM', waits, id)
     if score >= TIMED_MIN then
       make_due(id)
     elseif holder == id then
       redis.call('HDEL', slot, 'holder')
     end
-    got, new, bytes, seen[id] = got + 1, new + (entry and 0 or 1), bytes + #changed, true
+    delivered, without_steps = delivered + 1, without_steps + (entry and 0 or 1)
+    bytes, seen[id] = bytes + #changed, true
   end
 end
-note_events(got, new)
-if got > 0 and (is_awaited(waiting, now) or is_awaited(blocked, now)) then
+note_events(delivered, without_steps)
+if delivered > 0 and (is_awaited(waiting, now) or is_awaited(blocked, now)) then
   wake(ARGV[2], ARGV[3])
 end
-return { got, looked }
+return { delivered, looked }

@@ -47,21 +47,21 @@ local scores = redis.call('ZMSCORE', prepare, unpack(ids))
 -- A key of a wrong type stops the script here.
 redis.call('ZCARD', waits)
 allow_oom(prepare)
-local reply, bytes, late, fields, new, seen = {}, 0, {}, {}, 0, {}
+-- late: deliveries whose time limit ended; without_steps: how many of these had no steps before
+local reply, bytes, late, fields, without_steps, seen = {}, 0, {}, {}, 0, {}
 
 -- Return the steps of a delivery. If it still waits, they get an item that says that its time limit
 -- has ended. `entry`: the steps that are stored, or false
 local function steps_of(id, wait, entry)
-  local key
-  key = awaited_key(wait)
+  local key = awaited_key(wait)
   if not key or seen[id] then
     return seen[id] or entry or ''
   end
-  local over
-  over = ended_wait(wait)
+  local ended = ended_wait(wait)
   local changed = with_event(entry or '', 't', key, now, '')
-  late[#late + 1], seen[id], new = id, changed, new + (entry and 0 or 1)
-  for _, text in ipairs({ id .. 's', changed, id .. 'w', over }) do
+  late[#late + 1], seen[id] = id, changed
+  without_steps = without_steps + (entry and 0 or 1)
+  for _, text in ipairs({ id .. 's', changed, id .. 'w', ended }) do
     fields[#fields + 1] = text
   end
   return changed
@@ -87,6 +87,6 @@ end
 if #late > 0 then
   redis.call('HSET', bodies, unpack(fields))
   redis.call('ZREM', waits, unpack(late))
-  note_events(#late, new)
+  note_events(#late, without_steps)
 end
 return reply

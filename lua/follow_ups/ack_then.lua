@@ -75,6 +75,7 @@ do
   local runs = whole_number(ARGV[5], 1, MOST, 'runs')
   local n = count_deliveries(runs)
   local ids_from = RUNS_FROM + 3 * runs
+  -- Before the results are their number, and for how long they are kept.
   local results_from, positions = ids_from + n + 2, nil
   local result_count = whole_number(ARGV[results_from - 2] or '', 0, MOST, 'results')
   if result_count > 0 and ARGV[results_from - 1] ~= '' then
@@ -92,8 +93,8 @@ do
       local given = {}
       for i = 1, count do
         local text = ARGV[at + i - 1]
-        local letter = text == '' and 115 or string.byte(text, 1) -- s
-        if letter ~= 115 and letter ~= 104 or #text > RESULT_MOST then -- h
+        local letter = text == '' and 's' or string.sub(text, 1, 1)
+        if letter ~= 's' and letter ~= 'h' or #text > RESULT_MOST then
           fail('ARG', 'result')
         end
         given[i] = text == '' and not keep and 's' or text
@@ -123,7 +124,7 @@ for i = 1, #away do
 end
 local failed = count_failed()
 local window, last_turn = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN])
-local kept = window > 0 and resendable_ids(valid_ids)
+local resendable = window > 0 and resendable_ids(valid_ids)
 -- A key of a wrong type stops the script here, before it writes anything.
 redis.call('SCARD', settled0)
 redis.call('SCARD', settled1)
@@ -177,7 +178,7 @@ local let_next_out
 if fields[GROUPS] then
   local function leave()
     --- @include "lib/groups/leave_plain_groups"
-    return leaving_groups(valid_ids, nil, nil, nil, leave_plain_groups)
+    return leaving_groups(valid_ids, { leave_plainly = leave_plain_groups })
   end
   let_next_out = leave()
 end
@@ -186,15 +187,15 @@ if audited then
   account_for('seen', read_numbers(valid_ids, chunk), now)
 end
 if outcomes then
-  note_outcomes(valid_ids, now, nil, results_given, keep)
+  note_outcomes(valid_ids, now, nil, { given = results_given, keep = keep })
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high, history)
 if cancelling then
   --- @include "lib/settle/cancel_requests"
   forget_requests(valid_ids, cancelling)
 end
-if kept then
-  remember_settled(window, last_turn, now, kept)
+if resendable then
+  remember_settled(window, last_turn, now, resendable)
 end
 local any_out = let_next_out and let_next_out()
 local is_unblocked

@@ -34,7 +34,7 @@ for i = 1, #page, 2 do
   local entry = first_entries(target, 1)[1] or ''
   reply[#reply + 1], reply[#reply + 2] = target, tonumber(page[i + 1])
   reply[#reply + 1] =
-    tonumber(string.sub(entry, #target + 2, #target + 1 + NUMBER_DIGITS) or nil) or 0
+    tonumber(string.sub(entry, #target + 2, #target + 1 + NUMBER_DIGITS)) or 0
   reply[#reply + 1] =
     redis.call('ZLEXCOUNT', pending, '[' .. target .. ':', '(' .. target .. ';')
 end

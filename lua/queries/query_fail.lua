@@ -109,7 +109,7 @@ local function reject()
     outcomes[m] = 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
-  local let_next_out = leaving_groups(ids, true)
+  local let_next_out = leaving_groups(ids, { died = true })
   redis.call('ZREM', prepare, unpack(ids))
   local died = { ids = ids, delivery_counts = delivery_counts, details = details, reason = 'r' }
   died.dead_to = fields[DEAD_TO]

@@ -74,7 +74,7 @@ for i = 1, #log_ids do
 end
 allow_oom(prepare)
 if #ids > 0 then
-  local let_next_out = leaving_groups(ids, true)
+  local let_next_out = leaving_groups(ids, { died = true })
   redis.call('ZREM', prepare, unpack(ids))
   local died = { ids = ids, delivery_counts = delivery_counts, reason = 'r', dead_to = dead_to }
   died.details = string.sub(ARGV[8], 1, DETAILS_BYTES)

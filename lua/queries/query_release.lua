@@ -85,7 +85,7 @@ end
 
 while from > 1 and bytes < READ_BYTES do
   from = from - 1
-  local receipt = tonumber(scores[from] or nil)
+  local receipt = tonumber(scores[from])
   if receipt and receipt >= QUERY_DEADLINE * 1000 then
     bytes = bytes + add_message(log_ids[from], receipt)
   end

@@ -266,7 +266,7 @@ local function settle(chosen)
   for i = 1, #ids do
     scores[i] = chosen.store_scores[ids[i]] or false
   end
-  local let_next_out = leaving_groups(ids, nil, nil, scores)
+  local let_next_out = leaving_groups(ids, { scores = scores })
   allow_oom(prepare)
   note_outcomes(ids, now, 's')
   local removed =

@@ -50,8 +50,8 @@ BROKEN: dict[str, list[Change]] = {
     "delivered-twice": [
         (
             "event_deliver",
-            "awaited == key and not seen[id] and tonumber(redis.call('ZSCORE', store, id) or nil)",
-            "wait and not seen[id] and (tonumber(redis.call('ZSCORE', store, id) or nil) or now)",
+            "awaited == key and not seen[id] and tonumber(redis.call('ZSCORE', store, id))",
+            "wait and not seen[id] and (tonumber(redis.call('ZSCORE', store, id)) or now)",
         )
     ],
     "woken-without-the-event": [

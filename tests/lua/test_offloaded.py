@@ -130,7 +130,7 @@ def test_ack_leaves_the_references_of_what_it_settles(box, known, count):
 
 
 def test_ack_by_the_short_form_would_leave_none(box, monkeypatch):
-    break_script(monkeypatch, "ack", "or large or offloaded", "or large")
+    break_script(monkeypatch, "ack", "if large or offloaded or", "if large or")
     one(box)
 
     assert box.ack(box.take_one()) == "1"

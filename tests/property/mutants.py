@@ -244,7 +244,7 @@ _KEPT_UNTIL = "keeping, '-inf', now"
 RESULTS: dict[str, list[Change]] = {
     "an ack stores no result": [
         ("ack_then", "redis.call('HSET', results, id, letter", "string.upper(id, letter"),
-        ("ack_then", "note_outcomes(valid_ids, now, nil, results_given, keep)", ""),
+        ("ack_then", "note_outcomes(valid_ids, now, nil, { given = results_given, keep = keep })", ""),
     ],
     "an ack stores no value": [
         ("ack_then", "write48(now) .. string.sub(given, 2)", "write48(now)"),
@@ -308,7 +308,7 @@ EVENTS: dict[str, list[Change]] = {
         ("event_deliver", "with_event(entry or '', 'e',", "with_event(entry or '', 't',")
     ],
     "a message with its event waits on": [
-        ("event_deliver", "over = 'o' .. string.sub(wait, 2)", "over = wait")
+        ("event_deliver", "ended = 'o' .. string.sub(wait, 2)", "ended = wait")
     ],
     "a message with its event is late": [
         ("event_deliver", "redis.call('ZADD', store, score, id)", "")
@@ -320,7 +320,7 @@ EVENTS: dict[str, list[Change]] = {
         ("event_read", "with_event(entry or '', 't', key, now, '')", "entry or ''")
     ],
     "a message that has timed out still waits": [
-        ("event_read", "over = 'o' .. string.sub(wait, 2)", "over = wait")
+        ("event_read", "ended = 'o' .. string.sub(wait, 2)", "ended = wait")
     ],
     "an event of another attempt is not read": [("prepare", "bits = bits + (any and 32 or 0)", "")],
     "a new time limit does not end the wait": [

@@ -4,6 +4,8 @@
 --- @include "lib/settle/attempts"
 --- @include "lib/records/drop_for_good"
 --- @include "lib/results/note_outcomes"
+local OLD_RECORDS = 10 -- of old dead letters, that are read at once
+local OLD_LEAST = 10 -- how many old dead letters a call may drop, at least
 
 -- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and
 -- return how many were dropped. The first write frees memory. `audited`: the field of the slot.
@@ -11,8 +13,8 @@ local function drop_old_dead(audited, before, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, limit)
   if #ids > 0 then
     redis.call('ZREM', dead, unpack(ids))
-    note_outcomes(ids, now, 'o', nil, nil, true)
-    drop_for_good(audited, 10, ids, now)
+    note_outcomes(ids, now, 'o', { members_only = true })
+    drop_for_good(audited, OLD_RECORDS, ids, now)
     redis.call('HINCRBY', slot, 'dead_dropped', #ids)
   end
   return #ids
@@ -61,6 +63,6 @@ local function add_dead(died, audited, retention, now)
   end
   note_outcomes(ids, now, 'd')
   if retention > 0 then
-    drop_old_dead(audited, now - retention, now, math.max(10, 2 * #ids))
+    drop_old_dead(audited, now - retention, now, math.max(OLD_LEAST, 2 * #ids))
   end
 end

@@ -8,6 +8,7 @@ be sent back to this topic or to a third topic. The field `holds` counts the hel
 lib/records/drop_for_good removes their fields. A hold with another time of death has no effect.
 ]]
 --- @needs slot
+local TOKEN = 8 -- bytes of a token
 
 -- Return the field for the hold of a dead letter.
 local function hold_field(id)
@@ -19,9 +20,9 @@ end
 local function hold_of(id, died)
   local value = redis.call('HGET', slot, hold_field(id))
   if value then
-    local since, index, topic = string.match(string.sub(value, 9), '^(%S+) (%d+) (%S+)$')
+    local since, index, topic = string.match(string.sub(value, TOKEN + 1), '^(%S+) (%d+) (%S+)$')
     if since == died then
-      return string.sub(value, 1, 8), index, topic
+      return string.sub(value, 1, TOKEN), index, topic
     end
   end
 end

@@ -56,13 +56,14 @@ end
 -- Note that messages leave their groups, while their records still exist. Returns nil if the slot
 -- has no groups, else a function. The caller calls that function after the messages have left their
 -- queue. It lets the next messages out, and returns whether there were any.
+-- `how`: nil, or a table of
 --   died: true, or the set of the messages that become dead letters, or nil
 --   later: the set of the messages that wait for their time from now on, or nil; an ordered group
 --     waits for them
 --   scores: nil if all messages are in flight; else their scores in the StoreQueue, by position. A
 --     message that is held or waits for its time is not out
 --   leave_plainly: leave_plain_groups or nil; only without died, later and scores
-local function leaving_groups(ids, died, later, scores, leave_plainly)
+local function leaving_groups(ids, how)
   if #ids == 0 then
     return nil
   end
@@ -72,6 +73,8 @@ local function leaving_groups(ids, died, later, scores, leave_plainly)
   end
   redis.call('ZCARD', store)
   local names = names_of_groups(ids, tonumber(chunk))
+  how = how or {}
+  local died, later, scores, leave_plainly = how.died, how.later, how.scores, how.leave_plainly
   return function()
     local any_out, others = false, nil
     if leave_plainly then

@@ -16,6 +16,7 @@ local TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
 local CODED, CODED_END = 96, 128
 local OFFLOADED = 67 -- first byte of a body in an external store
 local HEAD = 4 -- bytes of the head, which the sender gives
+local TIME = 6 -- bytes of a due time or an expiry
 local FIXED = 8 -- bytes that every record has: head and acceptance number
 local TIME_BYTES = 6 -- of the due time and of the expiry
 local ACCEPTED_CYCLE = 4294967296 -- a record has the acceptance number modulo this

@@ -5,18 +5,21 @@ local OLD_MOST = 2000 -- entries past their time that one call removes
 
 -- Note that messages have ended, and remove old entries: more than are added. Call it while the
 -- records and failure entries exist, and after a write that frees memory.
--- - letter: how they have ended; nil if `given` says it
+-- `letter`: how they have ended; nil if `given` says it.
+-- `how`: nil, or a table of
 -- - given: nil, or a letter and what the consumer has given: one text for all, or by position
 -- - keep: nil, or for how long all these messages keep their results, ms, except those whose given
 --   text is ''. Then the records are not read
 -- - members_only: true for dead letters that are removed. They have ended before, but a batch may
 --   wait for them
 -- The end of a member of a batch is stored as well, for member_ends (lib/batches/batch).
-local function note_outcomes(ids, now, letter, given, keep, members_only)
+local function note_outcomes(ids, now, letter, how)
   local outcomes, chunk = unpack(redis.call('HMGET', slot, 'outcomes', 'chunk'))
   if not outcomes then
     return
   end
+  how = how or {}
+  local given, keep, members_only = how.given, how.keep, how.members_only
   --- @include "lib/records/record_bytes"
   --- @include "lib/results/keep_mark"
   --- @include "lib/results/results"

@@ -102,7 +102,8 @@ local function fail_deliveries(failed, fields, now, now_us)
   if fields[GROUPS] then
     leave, hold = given_back_functions()
   end
-  local let_next_out = leave and leave(stored.leaving, set_of(died.ids), stored.later)
+  local let_next_out = leave
+    and leave(stored.leaving, { died = set_of(died.ids), later = stored.later })
   if dead_count > 0 then
     died.reason, died.dead_to = failed.reason, fields[DEAD_TO]
     add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)

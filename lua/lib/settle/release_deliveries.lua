@@ -52,7 +52,7 @@ local function release_deliveries(released, fields, wait, now)
   if fields[GROUPS] then
     leave, hold = given_back_functions()
   end
-  local let_next_out = leave and wait > 0 and leave(ids, nil, later)
+  local let_next_out = leave and wait > 0 and leave(ids, { later = later })
   remove_leases(ids, receipts)
   redis.call('ZADD', store, unpack(add))
   if let_next_out then

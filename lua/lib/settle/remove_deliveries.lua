@@ -6,13 +6,14 @@
 --   has_bodies: true if the slot has large bodies, or has had offloaded bodies
 --   failed: number of messages of the slot that have failed
 --   low, high: a range of receipts that has exactly these deliveries, or nil
---   history: false, or the messages are in the history
+--   bodies_move_to_history: false, or another value if the messages are in the history, which then
+--     has their offloaded bodies
 --- @inline
-local function remove_deliveries(has_bodies, ids, failed, low, high, history)
+local function remove_deliveries(has_bodies, ids, failed, low, high, bodies_move_to_history)
   -- Removing the records also notices a wrong type there, before anything else is removed.
   if has_bodies then
     --- @include "lib/records/drop_records"
-    drop_records(ids, history)
+    drop_records(ids, bodies_move_to_history)
   else
     redis.call('HDEL', records, unpack(ids))
   end

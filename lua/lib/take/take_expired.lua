@@ -14,7 +14,7 @@ local function end_expired(take, gone)
   local let_next_out
   if fields[GROUPS] then
     local _, leaving = take.group_functions()
-    let_next_out = leaving(ids, on_expire ~= 'drop')
+    let_next_out = leaving(ids, { died = on_expire ~= 'drop' })
   end
   if on_expire == 'drop' then
     note_outcomes(ids, now, 'e')
