@@ -187,7 +187,8 @@ if audited then
   account_for('seen', read_numbers(valid_ids, chunk), now)
 end
 if outcomes then
-  note_outcomes(valid_ids, now, nil, { given = results_given, keep = keep })
+  local ended = { given = results_given, keep = keep }
+  note_outcomes(valid_ids, now, nil, ended)
 end
 local removed = remove_deliveries(large or offloaded, valid_ids, failed, low, high, history)
 if cancelling then

@@ -125,7 +125,7 @@ def test_the_real_scripts_go_where_the_model_goes(
 
 # Changes of scripts: the verb, the text before and after, and the seed of a walk that notices it.
 RESULTS = [  # these break results
-    ("ack_then", "note_outcomes(valid_ids, now, nil, { given = results_given, keep = keep })", "", 2),
+    ("ack_then", "note_outcomes(valid_ids, now, nil, ended)", "", 2),
     ("ack", "cancelling or outcomes then", "cancelling then", 6),
     ("rollback_expired_leases", "note_outcomes(ids, now, 'd')", "", 27),
     ("rollback_expired_leases", "note_outcomes(ids, now, 'c')", "", 22),

@@ -244,7 +244,7 @@ _KEPT_UNTIL = "keeping, '-inf', now"
 RESULTS: dict[str, list[Change]] = {
     "an ack stores no result": [
         ("ack_then", "redis.call('HSET', results, id, letter", "string.upper(id, letter"),
-        ("ack_then", "note_outcomes(valid_ids, now, nil, { given = results_given, keep = keep })", ""),
+        ("ack_then", "note_outcomes(valid_ids, now, nil, ended)", ""),
     ],
     "an ack stores no value": [
         ("ack_then", "write48(now) .. string.sub(given, 2)", "write48(now)"),
