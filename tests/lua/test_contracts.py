@@ -254,6 +254,16 @@ def test_keys_of_a_call_share_one_hash_tag_or_there_is_one_key(box):
             assert all(tags) == (verb not in OF_NO_TOPIC)
 
 
+def test_readme_lists_every_error_of_the_scripts():
+    readme = script_loader.directory() / "README.md"
+    texts = [script_loader.source(part) for part in [*NAMES, *ALONE, *LIBRARY]]
+    raised = set(re.findall(r"'([A-Z]{3,})'", " ".join(re.findall(r"fail\(.*", "\n".join(texts)))))
+
+    listed = re.findall(r"^\| `([A-Z]+)` \|", readme.read_text("utf-8"), re.MULTILINE)
+
+    assert sorted(raised) == sorted(listed)
+
+
 def test_readme_names_every_script_where_there_is_one():
     readme = script_loader.directory() / "README.md"
 
