@@ -419,7 +419,7 @@ class HistoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _counted(
         self, spans: Sequence[Span], most: int | None
     ) -> tuple[dict[str, Position], list[tuple[Span, int]]]:
-        """Choose the end of a batch with at most `most` messages.
+        """Choose the end of the next batch. The argument `most` limits the number of messages.
 
         One ack can settle up to 100 messages. The method must read the entry of the ack to know how
         many. An entry with more than `most` messages is a batch of its own. Each topic gets an

@@ -233,7 +233,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
-        """Read from Redis which messages the query has after the offset `known`.
+        """Read from Redis which messages the query has received after the offset in `known`.
 
         The first call reads all topics. Later calls read only new topics.
         """

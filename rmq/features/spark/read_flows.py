@@ -94,9 +94,10 @@ def _block(
 
 
 class PartReader:
-    """Reads parts of a batch. One pipeline reads several slots: first ids, then records.
+    """Reads parts of a batch. A round trip reads several slots (parts of topics).
 
-    After an error, the next call continues where the last page ended.
+    The object first reads the ids of the messages, and then their records. After an error, the next
+    call continues where the last page ended.
 
     Args:
         run: Name of the query.

@@ -89,7 +89,7 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
 def newest_handled(connection: sa.Connection, slots: Iterable[SlotKey]) -> dict[SlotKey, int]:
     """Return the number of the newest message that consumers have received, for each slot.
 
-    A slot is a part of a topic. The result has the numbers of messages.
+    A slot is a part of a topic. Each slot numbers its messages.
     """
     offsets: dict[SlotKey, int] = {}
     for topic, slot in set(slots):

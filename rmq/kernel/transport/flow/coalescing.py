@@ -242,7 +242,7 @@ class CoalescingTasks:
                 caller.loop.call_soon_threadsafe(caller.finish, SEPARATE_CALL)
 
     def start_call(self, coalescer: Coalescer, permit: Permit, first: WaitingTask) -> None:
-        """Start a shared call for a waiting caller, and for the callers behind it in the queue."""
+        """Start a shared call for a waiting caller, and for callers that wait after this caller."""
         callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:

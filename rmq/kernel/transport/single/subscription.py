@@ -185,7 +185,7 @@ class SubscriptionRefused:
 
     @classmethod
     def log_no_hand_over(cls, channel: bytes, is_sharded: bool) -> None:
-        """Log that the ACL does not permit the consumer's own channel, which hand-overs need."""
+        """Log that the ACL forbids the channel on which senders deliver directly."""
         if not cls.no_hand_over_logged:
             cls.no_hand_over_logged = True
             stem, verb = channel.decode().rpartition(":")[0], "SUBSCRIBE"
