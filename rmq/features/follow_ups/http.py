@@ -17,7 +17,7 @@ class PendingDrop(Request):
 
     Attributes:
         target: Name of the topic that would get the follow-ups.
-        confirm: Name of the topic whose messages were acked.
+        confirm: Name of the topic whose messages were acked or rejected.
         dry_run: Whether to only count the follow-ups.
     """
 
@@ -30,7 +30,7 @@ class Pending(Answer):
     """The pending follow-ups of one slot for another slot, with the fields of `rmq pending ls`.
 
     Attributes:
-        slot: Index of the slot whose messages were acked.
+        slot: Index of the slot whose messages were acked or rejected.
         target: Name of the topic that gets the follow-ups.
         target_slot: Index of the slot of that topic.
         entries: Number of follow-ups.

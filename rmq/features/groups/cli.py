@@ -47,7 +47,7 @@ def _row(state: GroupState) -> list[str]:
 @click.option("--limit", type=int, default=100, show_default=True, help="Number of groups.")
 @click.option("--skip", type=int, default=0, show_default=True, help="Number of groups to skip.")
 def list_groups(topic: str, sort: Sort, limit: int, skip: int) -> None:
-    """List groups of TOPIC that have messages, are paused, or are stopped by a dead letter.
+    """List groups of TOPIC that have admitted messages or are paused or stopped by a dead letter.
 
     OUT counts messages that consumers may receive, that are in flight, or that wait for a retry.
     HELD counts the messages that RMQ holds until messages of OUT are settled.

@@ -78,7 +78,7 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
-    """Return the state of a group, or None if it has no messages and is not stopped.
+    """Return the state of a group, or None if it has no admitted message and is not stopped.
 
     If `id` names a message, `ahead` of the result counts the held messages before this message.
     """

@@ -119,7 +119,7 @@ def group_of(state: GroupState) -> Group:
 
 @TABLE.get(PATH)
 async def list_groups(context: RequestContext, path: TopicPath, query: GroupsQuery) -> GroupList:
-    """List groups that have messages, are paused, or are held by a dead letter."""
+    """List groups that have admitted messages, are paused, or are held by a dead letter."""
     found = await context.admin.groups(
         path.topic, sort=query.sort, limit=query.limit, skip=query.skip, scan=SCAN
     )
@@ -129,7 +129,7 @@ async def list_groups(context: RequestContext, path: TopicPath, query: GroupsQue
 
 @TABLE.get("/topics/{topic}/group", "not-found")
 async def get_group(context: RequestContext, path: TopicPath, query: GroupQuery) -> Group:
-    """Return a group that has messages, is paused, or is held by a dead letter."""
+    """Return a group that has admitted messages, is paused, or is held by a dead letter."""
     found = await context.admin.group(path.topic, query.group, id=query.id)
     if found is None:
         raise ApiError("not-found", "this group has no message out, and is not stopped", "group")

@@ -303,7 +303,7 @@ def edit(
 
     BODY is JSON. RMQ encodes it with the codec of the old body. Headers that you do not name stay
     as they are. The message keeps its id, type, group, priority and steps. The change and the
-    redrive are one step. If the command fails, the dead letter is unchanged.
+    redrive are one step: either consumers get the changed message, or the dead letter is unchanged.
     """
     if body is not None and file is not None:
         raise click.UsageError("use BODY or --file, not both")
