@@ -22,18 +22,26 @@ repeat
   if not last_call or not created or #ARGV ~= BEHIND + 6 or ARGV[BEHIND] ~= '0' then
     break -- a new session, several deliveries, or several follow-ups
   end
-  if blocked or audited or large or offloaded or cancelling or grouped or outcomes or history then
-    break -- other consumers wait for this ack, or the message has more than a record
+  if blocked or audited then
+    break -- other consumers may wait for this ack, or the numbers of messages are counted
+  end
+  if large or offloaded or cancelling or grouped or outcomes or history then
+    break -- the message may have more than its record
   end
   local receipt, _, id = unpack(ARGV, RUNS_FROM + 1)
   local place, positions, target, count, message = unpack(ARGV, BEHIND + 2)
-  if #id ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN or string.byte(id, 1) >= KEPT
-      or target == place then
+  if #id ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN then
+    break -- the long form refuses the arguments
+  end
+  if string.byte(id, 1) >= KEPT or target == place then
     break -- the sender keeps the id, or the follow-up is for this slot
   end
   local is_next = is_next_call(last_call, call_number)
-  if not is_next or positions ~= ONE or count ~= '1' or #message < MEMBER + HEAD then
+  if not is_next then
     break -- a call that arrives twice gets its first answer
+  end
+  if positions ~= ONE or count ~= '1' or #message < MEMBER + HEAD then
+    break -- several follow-ups, or the long form refuses the arguments
   end
   local first_byte, a, b, c = string.byte(message, MEMBER + 1, MEMBER + HEAD)
   local priority = a * 65536 + b * 256 + c
@@ -73,21 +81,30 @@ repeat
       or ARGV[BEHIND] ~= '1' then
     break -- a new session, several deliveries, or follow-ups
   end
-  if blocked or audited or large or offloaded or cancelling or grouped or history then
-    break -- other consumers wait for this ack, or the message has more than a record
+  if blocked or audited then
+    break -- other consumers may wait for this ack, or the numbers of messages are counted
+  end
+  if large or offloaded or cancelling or grouped or history then
+    break -- the message may have more than its record and its result
   end
   local receipt, _, id, _, keep_text, given = unpack(ARGV, RUNS_FROM + 1)
-  if #id ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN or string.byte(id, 1) >= KEPT then
+  if #id ~= MEMBER or string.byte(call, 1) ~= SESSION_SIGN then
+    break -- the long form refuses the arguments
+  end
+  if string.byte(id, 1) >= KEPT then
     break -- the sender keeps the id
   end
   local is_next = is_next_call(last_call, call_number)
+  if not is_next then
+    break -- a call that arrives twice gets its first answer
+  end
   local letter = string.sub(given, 1, 1)
   local keep = string.find(keep_text, '^%d+$') and tonumber(keep_text) or 0
   if keep < 1 or keep > NUMBER_MOST or given == '' then
     break -- the record says whether the message keeps its result
   end
-  if not is_next or letter ~= 's' and letter ~= 'h' or #given > RESULT_MOST then
-    break -- a call that arrives twice gets its first answer; an invalid result is an error
+  if letter ~= 's' and letter ~= 'h' or #given > RESULT_MOST then
+    break -- the long form refuses the result
   end
   local score = redis.call('ZSCORE', prepare, id)
   local is_valid = score and (score == receipt or tonumber(score) == tonumber(receipt))
