@@ -55,8 +55,7 @@ end
 --- @include "lib/groups/leave_groups"
 local let_next_out = score < PRIORITY_END and leaving_groups({ id }, { scores = { score } })
 local wait = redis.call('HGET', bodies, id .. 'w')
-local event_key
-event_key = awaited_key(wait)
+local event_key = awaited_key(wait)
 local fixed = string.char(head) .. string.sub(record, 2, 8)
 redis.call('HSET', records, id, fixed .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0

@@ -54,12 +54,10 @@ local function plan_next(ids, given_waits)
   if #ids == 0 then
     return found
   end
-  local names
-  names = wait_names(ids)
+  local names = wait_names(ids)
   local stored, times, others = redis.call('HMGET', bodies, unpack(names)), {}, {}
   for i = 1, #ids do
-    local key
-    key = awaited_key(stored[i])
+    local key = awaited_key(stored[i])
     if key and given_waits and given_waits[i] ~= stored[i] then
       found[i] = stored[i]
     elseif key then

@@ -38,6 +38,5 @@ if not stored then
   stored, is_new = write48(now) .. write48(now + keep) .. data, 1
   redis.call('HSET', event, 'e', stored)
 end
-local names
-names = next_waiters(key, stored, limit, now)
+local names = next_waiters(key, stored, limit, now)
 return { is_new, read48(stored, 1), string.sub(stored, EVENT_HEAD + 1), unpack(names) }

@@ -39,6 +39,5 @@ if not stored then
   redis.call('ZREM', undelivered, key)
   return { 0, '' }
 end
-local names
-names = next_waiters(key, stored, limit, now)
+local names = next_waiters(key, stored, limit, now)
 return { read48(stored, 1), string.sub(stored, EVENT_HEAD + 1), unpack(names) }

@@ -48,12 +48,10 @@ local function add_dead(died, audited, retention, now)
   redis.call('HINCRBY', slot, 'dead_lettered', #ids)
   if redis.call('HEXISTS', slot, 'waited') == 1 then
     --- @include "lib/events/end_waits"
-    local fields, found
-    fields, found = end_waits(ids)
+    local fields, found = end_waits(ids)
     for i = 1, #ids do
       if found[i] then
-        local over
-        over = ended_wait(found[i])
+        local over = ended_wait(found[i])
         redis.call('HSET', bodies, fields[i], over)
       end
     end

@@ -14,8 +14,7 @@ local function suspend(ids, key, now, limit)
     fields[2 * i - 1], fields[2 * i] = names[i], wait
     checks[2 * i - 1], checks[2 * i] = now, ids[i]
     new = new + (before[i] and 0 or 1)
-    local former_key
-    former_key = awaited_key(before[i])
+    local former_key = awaited_key(before[i])
     waiting = waiting + (former_key and 0 or 1)
   end
   redis.call('HSET', bodies, unpack(fields))

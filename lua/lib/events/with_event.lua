@@ -6,7 +6,6 @@
 --   state: e the event came, t the time limit ended
 local function with_event(entry, state, key, at, data)
   local from, to = find_item(entry, key, EVENTS)
-  local item
-  item = item_of(state, key, at, data)
+  local item = item_of(state, key, at, data)
   return string.sub(entry, 1, from - 1) .. string.sub(entry, to) .. item
 end
