@@ -196,7 +196,7 @@ build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
 # What `make` installs is the lock; these install what else pyproject.toml allows, and ask whether RMQ works with it.
-SMOKE := $(addprefix tests/unit/,$(addprefix kernel/core/,test_json_codec.py test_forms.py test_codec.py test_compression.py test_body_types.py) features/schedules/test_schedule.py) \
+SMOKE := $(addprefix tests/unit/,$(addprefix kernel/core/,test_json_codec.py test_json_forms.py test_codec.py test_compression.py test_body_types.py) features/schedules/test_schedule.py) \
   tests/integration/test_life.py tests/integration/test_worker.py tests/server/test_api.py tests/cli/test_topics.py
 
 oldest: ## a few tests with the oldest version of each package that pyproject.toml allows

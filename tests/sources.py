@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.transport.lua import error_places, inlining, script_loader
+from rmq.kernel.transport.lua import error_locations, inlining, script_loader
 
 _LOAD = script_loader.load  # no test has replaced it yet
 _LUA = Path(__file__).parents[1] / "lua"
@@ -19,7 +19,7 @@ _CACHED = (
     (script_loader, "load"),
     (script_loader, "_body"),
     (script_loader, "_paths"),
-    (error_places, "_source_of"),
+    (error_locations, "_source_of"),
 )
 # By the change of the sources: functions in place of `_CACHED`. Composing takes up to 0.2 s.
 _changed: dict[tuple[str, ...], list[Any]] = {}

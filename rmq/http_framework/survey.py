@@ -108,7 +108,7 @@ class Survey:
                     denied[name] = error
                     continue
                 if is_whole:
-                    self._transport.run(scheduled.relist(context))
+                    self._transport.run(scheduled.ensure_listed(context))
         self._report_denied(denied)
         self._contexts = {name: counts.context for name, counts in topics.items()}
         self._keep(topics)
@@ -124,7 +124,7 @@ class Survey:
             is_whole: Whether to scan all keys of Redis for topics that are not in the list.
         """
         if is_whole:
-            self._transport.run(overview.drop_wrong_lists(self.prefix))
+            self._transport.run(overview.delete_wrong_lists(self.prefix))
             self._whole_at = time.monotonic() + WHOLE_S
         try:
             names = self._transport.run(overview.topics(self.prefix))
@@ -133,7 +133,7 @@ class Survey:
             raise
         stored = self._transport.run(overview.stored_topics(self.prefix)) if is_whole else set()
         missing = (stored | self._contexts.keys()) - set(names)
-        added = self._transport.run(overview.relist(self.prefix, sorted(missing)))
+        added = self._transport.run(overview.add_to_list(self.prefix, sorted(missing)))
         if added:
             log.warning(
                 "%d topics were missing in the list of all topics and were added again; the first "

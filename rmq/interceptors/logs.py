@@ -19,7 +19,7 @@ from rmq.kernel.core.metrics import (
     MESSAGE_HANDLED,
     MESSAGE_NOT_SENT,
     MESSAGE_SENT,
-    Event,
+    LogEvent,
 )
 from rmq.kernel.delivery.delivery import DeliveryData
 
@@ -90,7 +90,7 @@ def _marks(message: Outgoing | DeliveryData) -> dict[str, str]:
     return {name: text for name, text in marks.items() if text is not None}
 
 
-def _emit(event: Event, text: str, **fields: Any) -> None:
+def _emit(event: LogEvent, text: str, **fields: Any) -> None:
     """Log an event. The first values of `fields` replace the placeholders in `text`."""
     values = list(fields.values())[: text.count("%")]
     level = logging.WARNING if event.level == "WARNING" else logging.INFO

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.core.callers import UNSHARED_CALLS_MAX
+from rmq.kernel.core.coalescer import UNSHARED_CALLS_MAX
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.cluster.node_pools import NodePools
@@ -40,7 +40,7 @@ def lost_in_a_pause(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
         master = cluster.master_of(SlotKeys("rmq", name, 0).slot)
         part = NodeExchange(("127.0.0.1", master.port), b"", 0)
         # A new connection would be asked. More threads would share a call.
-        taken = [pool._pool_of(part).take() for _ in range(UNSHARED_CALLS_MAX)]
+        taken = [pool._pool_of(part).acquire() for _ in range(UNSHARED_CALLS_MAX)]
         for one in taken:
             pool._pool_of(part).read(one, 0)
         senders = [

@@ -42,14 +42,14 @@ def fill(driver: Driver, count: int) -> None:
     transport = driver.client._transport
 
     if driver.loop is None:
-        taken = [transport._current_pool().take() for _ in range(count)]
+        taken = [transport._current_pool().acquire() for _ in range(count)]
         for one in taken:
             transport._current_pool().read(one, 0)
     else:
 
         async def burst() -> None:
             here = transport._current_pool()
-            taken = [await here.take() for _ in range(count)]
+            taken = [await here.acquire() for _ in range(count)]
             for one in taken:
                 await here.read(one, 0)
 

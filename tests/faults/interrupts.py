@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import rmq
-from rmq.kernel.core.callers import Permit
+from rmq.kernel.core.coalescer import Permit
 from rmq.kernel.topic import clock as command_clock
 from rmq.kernel.transport.flow import coalescing
 from tests.faults.connections import free_of

@@ -72,7 +72,7 @@ def test_calls_are_served_in_the_order_in_which_they_came(ours: Server) -> None:
 
     async def race() -> None:
         async with rmq.AsyncClient(ours.url, max_connections=1) as client:
-            held = await client._transport._current_pool().take()
+            held = await client._transport._current_pool().acquire()
 
             async def call(number: int) -> None:
                 await client.ping()
@@ -95,11 +95,11 @@ def test_no_connection_in_time_names_the_option_and_was_not_sent(
     driver = drive(f"{ours.url}?max_connections=1", timeout=0.2, retry_for=0.2)
     transport = driver.client._transport
     if driver.loop is None:
-        held = transport._current_pool().take()
+        held = transport._current_pool().acquire()
     else:
 
         async def take() -> Any:
-            return await transport._current_pool().take()
+            return await transport._current_pool().acquire()
 
         held = driver.loop.run_until_complete(take())
 
@@ -132,7 +132,7 @@ def test_cancelled_calls_lose_no_connection(ours: Server, name: str) -> None:
             transport = client._transport
             here = transport._current_pool()
             async with asyncio.timeout(PATIENCE_S):
-                taken = [await here.take() for _ in range(2)]
+                taken = [await here.acquire() for _ in range(2)]
             for one in taken:
                 await here.read(one, 0)
             return free_of(here)

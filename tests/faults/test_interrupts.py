@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.core import callers
+from rmq.kernel.core import coalescer
 from rmq.kernel.topic.slot_choice import slot_of
 from rmq.kernel.transport.flow import coalescing
 from tests.conftest import Clock
@@ -172,7 +172,7 @@ KERNEL = Path(rmq.__file__).parent / "kernel"
 # What takes something, and gives it back.
 TRACED = {
     str(path)
-    for name in ("coalescing", "pool", "blocking", "driver_blocking", "callers", "ids", "flows",
+    for name in ("coalescing", "pool", "blocking", "driver_blocking", "coalescer", "ids", "flows",
                  "receive", "delivery_verbs", "state", "replies", "consumer_blocking",
                  "delivery_blocking", "send")
     for path in KERNEL.rglob(f"{name}.py")
@@ -394,7 +394,7 @@ def test_places_that_only_their_holder_gives_back_are_lost(
         def ref(place: object, end: object) -> Callable[[], object]:
             return lambda: place
 
-    monkeypatch.setattr(callers, "weakref", Strong)
+    monkeypatch.setattr(coalescer, "weakref", Strong)
     lost = list(itertools.islice(lost_in(watched, "send", 1), 2))
 
     print(f"FIG control, places that only their holders give back: lost {lost}")

@@ -15,7 +15,7 @@ import pytest
 import redis.asyncio as aredis
 
 import rmq
-from rmq.kernel.core.callers import UNSHARED_CALLS_MAX
+from rmq.kernel.core.coalescer import UNSHARED_CALLS_MAX
 from rmq.kernel.transport.flow import coalescing
 from tests.integration.crowd import MANY, Crowd
 from tests.property.driver import Driver

@@ -102,7 +102,7 @@ def test_without_sentinels_a_client_goes_on_with_the_master_it_knows(
         pool._finder._connected_to = None
         pool._finder._asked_at = pool._finder._ask_at = 0.0
         if kind == "sync":
-            pool.take()  # the idle one; the next call needs a new connection
+            pool.acquire()  # the idle one; the next call needs a new connection
         assert topic.send(2).status == "stored"
         assert pool._finder._ask_at > 0.0  # they were asked, in vain
 

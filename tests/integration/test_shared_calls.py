@@ -15,7 +15,7 @@ import pytest
 
 import rmq
 from rmq.features.schedules.flows import encoded
-from rmq.kernel.core.callers import UNSHARED_CALLS_MAX
+from rmq.kernel.core.coalescer import UNSHARED_CALLS_MAX
 from rmq.kernel.core.settings import Replicated
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.producer.encode import encode

@@ -75,7 +75,7 @@ def test_one_call_does_what_a_call_for_each_message_does(make_box, clock, seed, 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_ids_of_a_run_are_those_that_follow_the_first(box, known):
-    run = core_ids.make_run(0, 0, 300)
+    run = core_ids.make_range(0, 0, 300)
     options = box.merge_command(run[0], mode="last").args[5]
     parts = [part for n in range(300) for part in (b"", *rest(box, b"%d" % (n // 2)))]
     parts[0] = options[:-13]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 WHERE = "import rmq.kernel.transport.lua.script_loader as s; print(s.directory()); "
 LOOK = (  # composes each script to name its lines: 2 s
     f"{WHERE}print(len([s.load(n).sha for n in s.names()])); "
-    "from rmq.kernel.transport.lua.error_places import with_places as w; "
+    "from rmq.kernel.transport.lua.error_locations import with_locations as w; "
     "e = lambda n: ' '.join(f'user_script:{i}' for i in range(4000)); "
     "print(len([n for n in s.names() if f'lua/{s.path_of(n)}.lua:' in w(e(n), n)]))"
 )

@@ -190,15 +190,9 @@ EXCEPTIONS = {
         client/client.py:_callback_of features/batches/flows.py:_encode_callback""",
     "a ring of samples, the oldest of which is overwritten": """
         kernel/core/history.py:Ring kernel/core/history.py:rings_for""",
-    "the place of a statement in the text of a script": """
-        kernel/transport/lua/error_places.py
-        kernel/transport/lua/error_places.py:place kernel/transport/lua/error_places.py:places
-        kernel/transport/lua/error_places.py:with_places""",
     "a value of a list of Redis, which has no lease": "client/shared_data.py:pop",
     # the ordinary meaning: not a receive
-    "a thing is taken, and given back": """
-        kernel/transport/connections/pool.py:take kernel/core/callers.py:take
-        kernel/transport/sentinel/master_pool.py:take server/rates.py:take""",
+    "a thing is taken, and given back": "server/rates.py:take",
     "a part of the bytes that came is taken": "server/protocol.py:take_head",
     "rows of an outbox are taken by one relay": """
         sql/outbox/relay_queries.py:take sql/outbox/resend_queries.py:take_to_report""",

@@ -239,7 +239,7 @@ def _add_columns(
     for slot, parts in mixed.items():
         for at in range(0, len(parts), 2 * run):
             entry = parts[at : at + 2 * run]
-            made = ids.make_run(slot, context.check, len(entry) // 2)
+            made = ids.make_range(slot, context.check, len(entry) // 2)
             calls.add(slot, [*made.members(), *entry], len(made))
 
 

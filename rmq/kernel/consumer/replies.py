@@ -23,7 +23,7 @@ from rmq.errors import (
 )
 from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
-from rmq.kernel.core.callers import Permit
+from rmq.kernel.core.coalescer import Permit
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.delivery.inner_delivery import OPEN, InnerDelivery
 from rmq.kernel.topic import opening

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Sequence
 from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, PrepareCall, SlotBatch
-from rmq.kernel.core.callers import Permits
+from rmq.kernel.core.coalescer import Permits
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.metrics import BOUNDS_MS, BUCKETS, Counts
 from rmq.kernel.core.record import TIMED
 from rmq.kernel.delivery.inner_delivery import SharedLeases
-from rmq.kernel.follow_ups.sweep import FIRST_SWEEP_S, REST_S, SWEEP_S, try_sweep
+from rmq.kernel.follow_ups.sweep import FIRST_SWEEP_S, IDLE_SWEEP_S, SWEEP_S, try_sweep
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.flow.steps import (
@@ -123,7 +123,7 @@ def sweep(state: ReceiveState) -> Flow[None]:
     if not state.next_sweep:
         if not state.context.had_pending and now < state.rare_sweep_at:
             return
-        state.rare_sweep_at = now + REST_S
+        state.rare_sweep_at = now + IDLE_SWEEP_S
     state.next_sweep = yield from try_sweep(state.context, state.next_sweep)
 
 

@@ -1,7 +1,7 @@
 """Check a body, and convert it to the type in a handler's annotation.
 
 This module converts builtin types, dates, UUIDs, Enums, sets, dataclasses, and the other types of
-`rmq.kernel.core.forms`. It needs no other package for these types. If pydantic or msgspec is
+`rmq.kernel.core.json_forms`. It needs no other package for these types. If pydantic or msgspec is
 installed, that package converts its own models and all other types of `typing`.
 
 When you send an object, RMQ writes it as JSON, and immediately reads the JSON back with the
@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rmq.errors import DecodeError, InvalidType
-from rmq.kernel.core import forms
+from rmq.kernel.core import json_forms
 from rmq.kernel.core.packages import install
 
 Converter = Callable[[Any], Any]
@@ -63,7 +63,7 @@ def converter(annotation: Any) -> Converter | None:
         return _dict(converter(args[1]), args[0])
     if (origin or annotation) in (set, frozenset, tuple):
         return _collection(origin or annotation, args)
-    if annotation in forms.READERS:
+    if annotation in json_forms.READERS:
         return _form(annotation)
     if isinstance(annotation, type):
         if issubclass(annotation, Enum):
@@ -79,7 +79,7 @@ def converter(annotation: Any) -> Converter | None:
     if (
         isinstance(annotation, type)
         and not hasattr(annotation, "__pydantic_validator__")
-        and forms.fields_of(annotation) is not None
+        and json_forms.fields_of(annotation) is not None
     ):
         return _Object(annotation)
     reasons: list[str] = []
@@ -103,7 +103,7 @@ def converter(annotation: Any) -> Converter | None:
 
 
 def _formed(wanted: Any, check: Converter) -> Converter:
-    if wanted not in forms.READERS:
+    if wanted not in json_forms.READERS:
         return check
     read = _form(wanted)
     return lambda body: check(read(body))
@@ -203,7 +203,7 @@ def _literal(wanted: Any, values: tuple[Any, ...]) -> Converter:
 
 
 def _form(wanted: type) -> Converter:
-    read = forms.READERS[wanted]
+    read = json_forms.READERS[wanted]
 
     def convert(body: Any) -> Any:
         if type(body) is wanted:  # msgpack has bytes, which need no conversion
@@ -220,13 +220,13 @@ def _enum(wanted: type[Enum]) -> Converter:
     members: dict[str, Enum] = {}
     for member in wanted.__members__.values():
         try:
-            members.setdefault(forms.json_of(member), member)
+            members.setdefault(json_forms.json_of(member), member)
         except (TypeError, ValueError):  # a body cannot have this value
             continue
 
     def convert(body: Any) -> Any:
         try:
-            member = members.get(forms.json_of(body))
+            member = members.get(json_forms.json_of(body))
             if member is not None:
                 return member
             if type(body) is str or (type(body) is int and issubclass(wanted, Flag)):
@@ -290,7 +290,7 @@ class _Object:
             try:
                 hints = get_type_hints(wanted, include_extras=True)
                 needed: Any = getattr(wanted, "__required_keys__", ())  # TypedDict
-                pairs, arguments = forms.fields_of(wanted), hints
+                pairs, arguments = json_forms.fields_of(wanted), hints
                 if pairs is not None:
                     arguments = dict(inspect.signature(wanted).parameters)
                 for attribute, name in zip(hints, hints, strict=True) if pairs is None else pairs:
@@ -385,7 +385,7 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
         TypeError, ValueError: The value has no JSON form, or its class reads a different value
             back.
     """
-    plain = forms.to_builtins(value)
+    plain = json_forms.to_builtins(value)
     kind: Any = type(value)
     convert = _own_reader(kind)
     if convert is None:
@@ -408,7 +408,7 @@ def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
 
 @lru_cache(1024)
 def _own_reader(kind: Any) -> Converter | None:
-    if not forms.is_object(kind):
+    if not json_forms.is_object(kind):
         return None
     try:
         return converter(kind)
@@ -424,7 +424,7 @@ def _difference(sent: Any, received: Any, place: str = "") -> str | None:
         return None
     kind: Any = type(sent)
     if kind is type(received):
-        names = forms.attributes_of(kind)
+        names = json_forms.attributes_of(kind)
         if names is None and "__eq__" not in {n for each in kind.__mro__[:-1] for n in vars(each)}:
             return None  # its class defines no equality
         if names is not None:
@@ -460,10 +460,10 @@ def _is_form_of(received: Any, sent: Any) -> bool:
 
 
 def _checked_form(value: Any) -> Any:
-    return plain_form(value, forms.json_of, json.loads)
+    return plain_form(value, json_forms.json_of, json.loads)
 
 
 def _pydantic_form(value: Any) -> Any:
-    if forms.is_object(type(value)) or hasattr(value, "get_secret_value"):
+    if json_forms.is_object(type(value)) or hasattr(value, "get_secret_value"):
         return _checked_form(value)
     return sys.modules["pydantic_core"].to_jsonable_python(value)

@@ -4,7 +4,7 @@ Each stored message has the number of its codec, so a consumer needs no configur
 cannot read a body, it raises DecodeError. There is no pickle codec. Custom codecs have the numbers
 4 to 7. Installed packages list their codecs as entry points (`GROUP`).
 
-See `json_codec` for JSON, `forms` for types that JSON lacks, `compression`, `encryption`, and
+See `json_codec` for JSON, `json_forms` for types that JSON lacks, `compression`, `encryption`, and
 `object_store` for bodies outside of Redis.
 """
 
@@ -29,8 +29,8 @@ from rmq.kernel.core.body_limits import BODY_CEILING
 from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.compression import PLAIN, How
 from rmq.kernel.core.encryption import Keys
-from rmq.kernel.core.forms import find_unwritable, to_builtins
 from rmq.kernel.core.json_codec import JsonCodec
+from rmq.kernel.core.json_forms import find_unwritable, to_builtins
 from rmq.kernel.core.validation import check_int
 
 

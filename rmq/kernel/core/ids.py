@@ -179,7 +179,7 @@ class MessageId(bytes):
         return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
 
 
-class IdRun(Sequence[MessageId]):
+class IdRange(Sequence[MessageId]):
     """Ids with consecutive time stamps. RMQ makes each id when you access it."""
 
     __slots__ = ("_stamps", "_tail")
@@ -198,10 +198,10 @@ class IdRun(Sequence[MessageId]):
     @overload
     def __getitem__(self, place: int) -> MessageId: ...
     @overload
-    def __getitem__(self, place: slice) -> IdRun: ...
-    def __getitem__(self, place: int | slice) -> MessageId | IdRun:
+    def __getitem__(self, place: slice) -> IdRange: ...
+    def __getitem__(self, place: int | slice) -> MessageId | IdRange:
         if isinstance(place, slice):
-            return IdRun(self._stamps[place], self._tail)
+            return IdRange(self._stamps[place], self._tail)
         return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
 
     def members(self) -> list[bytes]:
@@ -244,7 +244,7 @@ def members_of(ids: Iterable[bytes]) -> list[bytes]:
 
     This is faster than one call of `member_of` for each id.
     """
-    if isinstance(ids, IdRun):
+    if isinstance(ids, IdRange):
         return ids.members()
     return [id[:8] + id[11:] for id in ids]
 
@@ -288,7 +288,7 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
         count: Number of ids.
         kept: Whether the caller keeps the ids, to be able to send the same messages again.
     """
-    return list(make_run(slot, check, count, kept=kept))
+    return list(make_range(slot, check, count, kept=kept))
 
 
 def make_one(slot: int, check: int) -> tuple[MessageId, bytes]:
@@ -301,12 +301,12 @@ def make_one(slot: int, check: int) -> tuple[MessageId, bytes]:
     return id, stamp + _random
 
 
-def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
+def make_range(slot: int, check: int, count: int, *, kept: bool = False) -> IdRange:
     """Make ids as `make` does, but make each id only when you access it."""
     stamp, tail = _next_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
-    return IdRun(range(stamp, stamp + count), tail)
+    return IdRange(range(stamp, stamp + count), tail)
 
 
 def key_bytes(key: object) -> bytes:

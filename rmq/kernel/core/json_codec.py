@@ -18,7 +18,7 @@ from uuid import UUID
 
 from rmq.errors import DecodeError, EncodeError
 from rmq.kernel.core.body_types import plain_form
-from rmq.kernel.core.forms import JSON_TYPES, find_unwritable, has_seconds, to_builtins
+from rmq.kernel.core.json_forms import JSON_TYPES, find_unwritable, has_seconds, to_builtins
 
 MSGSPEC_MIN = (0, 19)  # older versions misread some integers of more than 64 bits
 

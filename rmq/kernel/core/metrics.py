@@ -114,7 +114,7 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
-class Event(NamedTuple):
+class LogEvent(NamedTuple):
     """The definition of a log event, which the logger `rmq.messages` emits.
 
     Attributes:
@@ -337,19 +337,19 @@ SERVER_METRICS = (
 
 # --- events --------------------------------------------------------------------------------------
 
-MESSAGE_SENT = Event(
+MESSAGE_SENT = LogEvent(
     "sent", "INFO", ("topic", "message_id", "status", "slot", "type", "group"),
     "A message was accepted; type and group if it has them.",
 )  # fmt: skip
-MESSAGE_NOT_SENT = Event(
+MESSAGE_NOT_SENT = LogEvent(
     "not_sent", "WARNING", ("topic", "error_type", "error", "type", "group"), "A send raised.",
 )  # fmt: skip
-MESSAGE_HANDLED = Event(
+MESSAGE_HANDLED = LogEvent(
     "handled", "INFO",
     ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type", "group"),
     "A handler has run and did not fail; late_seconds on a first attempt only.",
 )  # fmt: skip
-MESSAGE_FAILED = Event(
+MESSAGE_FAILED = LogEvent(
     "failed", "WARNING",
     ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type", "group",
      "error_type", "error"),

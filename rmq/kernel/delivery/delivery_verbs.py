@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.errors import Cancelled, ConfigurationError, RMQError, StorageError
 from rmq.kernel.core import failure
-from rmq.kernel.core.callers import SEPARATE_CALL, Coalescer, same_error
+from rmq.kernel.core.coalescer import SEPARATE_CALL, Coalescer, same_error
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration

@@ -31,7 +31,7 @@ TARGETS_AT_ONCE = 10  # targets of a slot in one sweep
 SWEEP_MAX_S = 1.0  # a sweep begins with no target after this time, because messages wait for it
 FIRST_SWEEP_S = 1.0  # from the start of a consumer to its first sweep
 SWEEP_S = 5.0  # time between two sweeps, once the client has seen pending follow-ups of the topic
-REST_S = 300.0  # time between two sweeps of a topic without them
+IDLE_SWEEP_S = 300.0  # time between two sweeps of a topic without them
 
 
 def sweep(context: TopicContext, first: int = 0) -> Flow[int]:

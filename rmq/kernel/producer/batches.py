@@ -96,7 +96,7 @@ def make_batches(
         merge_max = 1 if staged else min(batch_max, MERGE_MAX)
         _batch_each(context, messages, batches, batch_max, merge_max, allow_past)
     for batch in batches:
-        batch.ids = ids.make_run(batch.slot, context.check, len(batch.indexes), kept=kept)
+        batch.ids = ids.make_range(batch.slot, context.check, len(batch.indexes), kept=kept)
         if staged:
             batch.large.clear()
         batch.extract_large(context.large_bytes_min)

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from rmq.kernel.core import record
-from rmq.kernel.core.ids import IdRun, member_of, members_of
+from rmq.kernel.core.ids import IdRange, member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import clock
 from rmq.kernel.topic.context import TopicContext
@@ -198,7 +198,7 @@ def merge(
     if done:
         each[MERGE_PARTS * done] = next(filter(None, parts[MERGE_PARTS * done :: -MERGE_PARTS]))
         each, ids = each[MERGE_PARTS * done :], ids[done:]
-    if isinstance(ids, IdRun):  # the script counts from the first id
+    if isinstance(ids, IdRange):  # the script counts from the first id
         each[0] += member_of(ids[0])
     else:
         for at, member in enumerate(members_of(ids)):

@@ -20,7 +20,7 @@ from rmq.errors import (
     TopicVanished,
 )
 from rmq.kernel.core import ids as core_ids, record
-from rmq.kernel.core.callers import SEPARATE_CALL, Coalescer, SeparateCall, same_error
+from rmq.kernel.core.coalescer import SEPARATE_CALL, Coalescer, SeparateCall, same_error
 from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rmq.errors import InvalidValue, NotFinished, ResultNotFound
-from rmq.kernel.core.callers import Coalescer
+from rmq.kernel.core.coalescer import Coalescer
 from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import results_channel
 from rmq.kernel.core.validation import Duration, duration_ms

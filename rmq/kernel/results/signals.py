@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from rmq.errors import StorageError
 from rmq.kernel.core import process
-from rmq.kernel.core.callers import Coalescer
+from rmq.kernel.core.coalescer import Coalescer
 from rmq.kernel.core.ids import MEMBER_SIZE
 from rmq.kernel.transport.flow.steps import (
     POLL_S,

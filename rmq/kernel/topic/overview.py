@@ -158,7 +158,7 @@ def stored_topics(prefix: str) -> Flow[set[str]]:
             return names
 
 
-def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
+def add_to_list(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
     """Add existing topics that are missing from the list of topics. Return their names."""
     added = []
     for name in names:
@@ -171,7 +171,7 @@ def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
     return added
 
 
-def drop_wrong_lists(prefix: str) -> Flow[None]:
+def delete_wrong_lists(prefix: str) -> Flow[None]:
     """Delete the list of topics if another program has replaced it by a value of another type."""
     for key in (topics_key(prefix), scheduled_key(prefix)):
         yield from _drop_if_refused(key, RawCommand("topics", "SMISMEMBER", key, ""))

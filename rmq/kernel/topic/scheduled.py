@@ -53,7 +53,7 @@ def read(prefix: str) -> Flow[list[Listed]]:
     return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]
 
 
-def relist(context: TopicContext) -> Flow[None]:
+def ensure_listed(context: TopicContext) -> Flow[None]:
     """Add a topic to the list of topics with schedules, if it has schedules.
 
     This repairs a list that another program has changed.

@@ -33,7 +33,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.kernel.transport.lua import script_loader
-from rmq.kernel.transport.lua.error_places import with_places
+from rmq.kernel.transport.lua.error_locations import with_locations
 
 
 class KeepsResults(ScriptFailed):
@@ -73,8 +73,8 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
         rules = [f"+{command}" for command in commands]
     if not rules or not right:
         return AccessDenied(
-            f"{what}: Redis refused access ({with_places(text, what)[:200]}); check the ACL of the "
-            "user. rmq acl generate prints what each role needs"
+            f"{what}: Redis refused access ({with_locations(text, what)[:200]}); check the ACL of "
+            "the user. rmq acl generate prints what each role needs"
         )
     return AccessDenied(
         f"{what}: {whose} has no right to {right}. Grant it: ACL SETUSER {user} "
@@ -222,7 +222,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         )
     if code in _ACCESS:
         return _by_access(code, rest, str(error), script, keys)
-    text = with_places(str(error), script)
+    text = with_locations(str(error), script)
     if code == "WRONGTYPE":
         place = _PLACE.search(text)
         return ScriptFailed(

@@ -48,7 +48,7 @@ def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
     return tuple(found)
 
 
-def of_a_node(url: str, scheme: str, node: HostPort) -> str:
+def url_of_node(url: str, scheme: str, node: HostPort) -> str:
     """Return the URL of one node, with the user, password and options of the cluster's URL."""
     user, _, _, query = _parts(url)
     host, port = node
@@ -169,7 +169,7 @@ class Address:
         return self.scheme.startswith("rediss")
 
     @property
-    def of_a_node(self) -> Address:
+    def for_node(self) -> Address:
         """The address of the cluster's first node, with the same options.
 
         If this address does not name a cluster, it is the address itself.
@@ -177,7 +177,7 @@ class Address:
         if not self.nodes:
             return self
         scheme = self.scheme.removesuffix("+cluster")
-        url = of_a_node(self.url, scheme, self.nodes[0])
+        url = url_of_node(self.url, scheme, self.nodes[0])
         return replace(self, url=url, scheme=scheme, nodes=())
 
     @property

@@ -48,7 +48,7 @@ PAGE = 1000  # deliveries or claims in one call
 ANSWER_S = 2.0  # longest wait for one server, because leases on other servers wait as well
 
 
-class Topic(NamedTuple):
+class RenewedTopic(NamedTuple):
     """A topic whose leases the heartbeat renews."""
 
     prefix: str
@@ -86,7 +86,7 @@ class Heartbeat:
         self,
         memory: SharedMemory,
         transport: Transport,
-        topics: Sequence[Topic],
+        topics: Sequence[RenewedTopic],
         report: Callable[[str], object],
     ) -> None:
         self.memory = memory
@@ -337,7 +337,7 @@ def main(fd: int) -> None:
     task = json.loads(line)
     parent = task["parent"]
     transport = connect(task["url"], task["timeout_s"])
-    topics = [Topic(*names) for names in task["topics"]]
+    topics = [RenewedTopic(*names) for names in task["topics"]]
     heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), transport, topics, _write_line)
     pause, number = 0.0, signal.SIGABRT  # makes a worker print its stacks, without the GIL
     while not (end := _wait(parent, pause)):

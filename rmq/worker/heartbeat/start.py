@@ -20,7 +20,7 @@ from rmq.kernel.core import process
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.single.blocking import Transport
 from rmq.worker.heartbeat.leases import WorkerMemory
-from rmq.worker.heartbeat.renewer import NORMAL_END, RETRY_S, Heartbeat, Topic, connect
+from rmq.worker.heartbeat.renewer import NORMAL_END, RETRY_S, Heartbeat, RenewedTopic, connect
 
 log = logging.getLogger("rmq")
 
@@ -44,8 +44,8 @@ PROGRAM = (
 )
 
 
-def _topics(contexts: list[TopicContext]) -> list[Topic]:
-    return [Topic(context.prefix, context.name) for context in contexts]
+def _topics(contexts: list[TopicContext]) -> list[RenewedTopic]:
+    return [RenewedTopic(context.prefix, context.name) for context in contexts]
 
 
 def launch(fd: int) -> subprocess.Popen[bytes]:

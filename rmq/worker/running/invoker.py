@@ -18,8 +18,8 @@ from rmq.kernel.core.interceptor import call_hooks_async
 from rmq.kernel.delivery.delivery import settle_with_of
 from rmq.kernel.delivery.dispositions import Then, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
+from rmq.kernel.handlers.wrapped_call import WrappedRun
 from rmq.worker.running.event_loop import call_in
 from rmq.worker.running.invoker_base import AsyncCall, AsyncRun, InvokerBase
 from rmq.worker.running.invoker_blocking import PlainInvoker

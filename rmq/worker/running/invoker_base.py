@@ -12,9 +12,9 @@ from typing import Any
 
 from rmq.kernel.core.interceptor import Hooks, active
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.kernel.handlers.around import wrapped_call
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
+from rmq.kernel.handlers.wrapped_call import wrapped_call
 from rmq.worker.handled_topic import MakeDelivery
 from rmq.worker.settling.detached_claims import DetachedClaims
 from rmq.worker.settling.disposition import Disposition, HandlerDispositions

@@ -14,7 +14,7 @@ from rmq.kernel.core.interceptor import call_hooks
 from rmq.kernel.delivery.delivery import settle_with_of
 from rmq.kernel.delivery.dispositions import Then, with_topics
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
-from rmq.kernel.handlers.around import WrappedRun
+from rmq.kernel.handlers.wrapped_call import WrappedRun
 from rmq.worker.running.invoker_base import InvokerBase, PlainCall, Run
 from rmq.worker.settling.disposition import (
     ACK,

@@ -25,8 +25,8 @@ from rmq.kernel.delivery.claim import BUSY, DONE, FAILED, FIRST, UNSURE
 from rmq.kernel.delivery.delivery import DeliveryData
 from rmq.kernel.delivery.dispositions import Reject, Retry, Snooze, Then, WaitFor, wait_problem
 from rmq.kernel.delivery.inner_delivery import SETTLED, InnerDelivery
-from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.handlers.wrapped_call import WrappedRun
 from rmq.worker.handled_topic import MakeDelivery
 
 log = logging.getLogger("rmq")

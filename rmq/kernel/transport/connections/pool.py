@@ -28,7 +28,7 @@ import hiredis
 import redis
 
 from rmq.kernel.core import process
-from rmq.kernel.core.callers import SEPARATE_CALL, Coalescer, Permit, Permits, same_error
+from rmq.kernel.core.coalescer import SEPARATE_CALL, Coalescer, Permit, Permits, same_error
 from rmq.kernel.transport.connections.failures import (
     ConnectionsBusy,
     as_not_connected,
@@ -57,18 +57,18 @@ class PooledConnection:
         permit: Permit of the pool for this connection, or None after the pool has taken it back.
         epoch: Epoch of the pool when the connection was last used.
         used_at: Time of the last use by the monotonic clock, or 0 before the first use.
-        taken_at: Time when the current call began, by the monotonic clock. Only `SentinelPool`
+        acquired_at: Time when the current call began, by the monotonic clock. Only `SentinelPool`
             sets it.
     """
 
-    __slots__ = ("connection", "epoch", "permit", "taken_at", "used_at")
+    __slots__ = ("acquired_at", "connection", "epoch", "permit", "used_at")
 
     def __init__(self, permit: Permit) -> None:
         self.connection: Any = None
         self.permit: Permit | None = permit
         self.epoch = 0
         self.used_at = 0.0
-        self.taken_at = 0.0
+        self.acquired_at = 0.0
 
 
 class _PoolState:
@@ -196,7 +196,7 @@ class Pool(_PoolState):
         self.is_own = True
         _own_pools.add(self)
 
-    def take(self) -> PooledConnection:
+    def acquire(self) -> PooledConnection:
         """Return an idle or a new connection. Give it back with `read` or `discard`.
 
         Raises:
@@ -226,7 +226,7 @@ class Pool(_PoolState):
 
     def send(self, packed: bytes) -> PooledConnection:
         """Send commands on a connection, and return it. `read` then reads the replies."""
-        pooled = self.take()
+        pooled = self.acquire()
         try:
             pooled.connection.send_packed_command((packed,), check_health=False)
             return pooled
@@ -371,7 +371,7 @@ class AsyncPool(_PoolState):
             self.loop = loop
         return self.loop is loop and self._generation == process.generation
 
-    async def take(self) -> PooledConnection:
+    async def acquire(self) -> PooledConnection:
         """Return an idle or a new connection. Give it back with `read` or `discard`.
 
         Raises:
@@ -397,7 +397,7 @@ class AsyncPool(_PoolState):
 
     async def send(self, packed: bytes) -> PooledConnection:
         """Send commands on a connection, and return it. `read` then reads the replies."""
-        pooled = await self.take()
+        pooled = await self.acquire()
         try:
             # Not by redis-py's own method: before Python 3.12 it makes a task for each command
             # (`asyncio.wait_for`), and that may lose a cancellation.

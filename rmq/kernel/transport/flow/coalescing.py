@@ -1,4 +1,4 @@
-"""Let threads and tasks wait for their part of a shared call (see `rmq.kernel.core.callers`)."""
+"""Let threads and tasks wait for their part of a shared call (see `rmq.kernel.core.coalescer`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from rmq.kernel.core.callers import SEPARATE_CALL, Caller, Coalescer, Permit
+from rmq.kernel.core.coalescer import SEPARATE_CALL, Caller, Coalescer, Permit
 from rmq.kernel.transport.flow.steps import Coalesce, Flow
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class CoalescingThreads:
             permit = caller.permit()
             if permit is None:
                 return caller.outcome
-            coalescer.take(callers)
+            coalescer.collect(callers)
             outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
             finish(callers[1:], outcomes)
             return outcome
@@ -258,7 +258,7 @@ class CoalescingTasks:
 
     async def _call(self, coalescer: Coalescer, first: WaitingTask, callers: list[Any]) -> None:
         try:
-            coalescer.take(callers)
+            coalescer.collect(callers)
             outcomes = await first.run(coalescer.run([each.item for each in callers]))
         except BaseException as error:
             coalescer.fail(callers, error)

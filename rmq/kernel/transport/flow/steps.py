@@ -281,7 +281,7 @@ class Coalesce:
     The generator that yields this object gets its own result, or the error of the call.
 
     Args:
-        coalescer: A `rmq.kernel.core.callers.Coalescer`.
+        coalescer: A `rmq.kernel.core.coalescer.Coalescer`.
         item: Item that this caller adds to the shared call, for example a message.
         size: Size of the item, bytes.
     """

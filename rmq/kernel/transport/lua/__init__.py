@@ -3,5 +3,5 @@
 script_loader   finds `lua/`, and composes each script
 inlining        replaces constants and calls of inline functions
 shortening      shortens the names of locals, and removes spaces
-error_places    adds source file and line to the error of a script
+error_locations  adds source file and line to the error of a script
 """

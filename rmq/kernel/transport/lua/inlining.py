@@ -18,8 +18,8 @@ function do not conflict with names in its caller. If a call does not follow the
 not load the script. `tests/lua/test_inlining.py` runs each script in both forms.
 
 A line may end with a character of `PLACES`, which stands for the source file and the line
-(`error_places.py`). The character moves together with its line, and does not change the rest of the
-text.
+(`error_locations.py`). The character moves together with its line, and does not change the rest of
+the text.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ def full_text(name: str, mark: Mark | None = None) -> str:
     Args:
         name: Name of the script.
         mark: Function that puts a character of `PLACES` at the end of each line, for
-            `error_places.py`.
+            `error_locations.py`.
     """
     sites: Sites = {}
     text = pruned(inlined(composed(name, mark, sites)))

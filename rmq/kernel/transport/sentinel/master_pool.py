@@ -93,16 +93,16 @@ class AsyncSentinelPool(AsyncPool):
         new = partial(connector.new, kind, finder=self._finder)
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
-    async def take(self) -> PooledConnection:
-        """Return a connection to the current master, as `AsyncPool.take` describes."""
+    async def acquire(self) -> PooledConnection:
+        """Return a connection to the current master, as `AsyncPool.acquire` describes."""
         await self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
                 self._moves = self._finder.moves
                 await super().close()
-            pooled = await super().take()
+            pooled = await super().acquire()
             if self._finder.leads_to_master(pooled.connection):
-                pooled.taken_at = time.monotonic()
+                pooled.acquired_at = time.monotonic()
                 return pooled
             await self.discard(pooled, with_idle=False)
 
@@ -111,7 +111,7 @@ class AsyncSentinelPool(AsyncPool):
 
         If a former master replies slowly, the method treats the reply as lost.
         """
-        slow_at = pooled.taken_at + SLOW_S
+        slow_at = pooled.acquired_at + SLOW_S
         replies = await super().read(pooled, count)
         if time.monotonic() > slow_at:
             self._finder.forget()

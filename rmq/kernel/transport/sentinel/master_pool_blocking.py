@@ -62,16 +62,16 @@ class SentinelPool(Pool):
         new = partial(connector.new, kind, finder=self._finder)
         super().__init__(new, address.max_connections, wait_s, timeout_s)
 
-    def take(self) -> PooledConnection:
-        """Return a connection to the current master, as `Pool.take` describes."""
+    def acquire(self) -> PooledConnection:
+        """Return a connection to the current master, as `Pool.acquire` describes."""
         self._finder.refresh()
         while True:
             if self._moves != self._finder.moves:
                 self._moves = self._finder.moves
                 super().close()
-            pooled = super().take()
+            pooled = super().acquire()
             if self._finder.leads_to_master(pooled.connection):
-                pooled.taken_at = time.monotonic()
+                pooled.acquired_at = time.monotonic()
                 return pooled
             self.discard(pooled, with_idle=False)
 
@@ -80,7 +80,7 @@ class SentinelPool(Pool):
 
         If a former master replies slowly, the method treats the reply as lost.
         """
-        slow_at = pooled.taken_at + SLOW_S
+        slow_at = pooled.acquired_at + SLOW_S
         replies = super().read(pooled, count)
         if time.monotonic() > slow_at:
             self._finder.forget()

@@ -15,7 +15,7 @@ import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.callers import Permits
+from rmq.kernel.core.coalescer import Permits
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.failures import keep_cancellation
 from rmq.kernel.transport.connections.operations import (
@@ -103,7 +103,7 @@ class AsyncTransport(AsyncDriver):
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
         self._connector = Connector(
-            address.of_a_node, timeout_s, aredis.ConnectionPool, Retry, embedded
+            address.for_node, timeout_s, aredis.ConnectionPool, Retry, embedded
         )
         self.commands = 0
         self._server = ServerCommands(address, retry_for, timeout_s, set())

@@ -23,7 +23,7 @@ from redis.exceptions import AskError
 from redis.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.callers import Permits
+from rmq.kernel.core.coalescer import Permits
 from rmq.kernel.transport.connections.connector import Connector
 from rmq.kernel.transport.connections.operations import (
     Exchange,
@@ -139,7 +139,7 @@ class Transport(Driver):
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
         self.commands = 0
         self._connector = Connector(
-            address.of_a_node, timeout_s, redis.ConnectionPool, Retry, embedded
+            address.for_node, timeout_s, redis.ConnectionPool, Retry, embedded
         )
         self._server = ServerCommands(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()

@@ -213,7 +213,7 @@ def test_many_texts_are_those_of_each() -> None:
 
 
 def test_a_run_makes_each_id_when_it_is_asked_for() -> None:
-    run = ids.make_run(3, 77, 10)
+    run = ids.make_range(3, 77, 10)
     made = list(run)
 
     assert len(run) == 10

@@ -14,7 +14,7 @@ def test_a_text_that_is_not_a_receipt_is_refused(text: str) -> None:
 
 
 def test_results_of_stored_merged_and_known_messages_are_those_of_each() -> None:
-    run, into = ids.make_run(2, 5, 5), ids.make_run(2, 5, 2)
+    run, into = ids.make_range(2, 5, 5), ids.make_range(2, 5, 2)
     results = CallResults(run, 2, SendReply(12, "smdms", b"".join(into.members())), "memory")
     each = [("stored", 11), ("merged", 11), ("duplicate", 11), ("merged", 11), ("stored", 12)]
     targets = [None, into[0], None, into[1], None]
@@ -29,7 +29,7 @@ def test_results_of_stored_merged_and_known_messages_are_those_of_each() -> None
 
 
 def test_results_of_stored_messages_are_a_list_to_those_who_look() -> None:
-    run = ids.make_run(2, 5, 3)
+    run = ids.make_range(2, 5, 3)
     results = CallResults(run, 2, SendReply(12, ""), "fsync")
     expected = [SendResult(run[n], "stored", 2, 10 + n, None, "fsync") for n in range(3)]
 

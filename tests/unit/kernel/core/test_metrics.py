@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rmq.kernel.core import metrics
-from rmq.kernel.core.metrics import EVENTS, LABELS, METRICS, SERVER_METRICS, Event, Metric
+from rmq.kernel.core.metrics import EVENTS, LABELS, METRICS, SERVER_METRICS, LogEvent, Metric
 
 ALL = (*METRICS, *SERVER_METRICS)
 
@@ -42,7 +42,7 @@ def test_no_label_names_a_message() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda e: e.name)
-def test_an_event_has_fields_that_logging_takes(event: Event) -> None:
+def test_an_event_has_fields_that_logging_takes(event: LogEvent) -> None:
     record = logging.LogRecord("x", 20, "x", 1, "x", (), None)
 
     assert len(set(event.fields)) == len(event.fields)
@@ -52,7 +52,7 @@ def test_an_event_has_fields_that_logging_takes(event: Event) -> None:
 
 
 def test_names_are_given_once_and_everything_is_listed() -> None:
-    for kind, listed in ((Metric, ALL), (Event, EVENTS)):
+    for kind, listed in ((Metric, ALL), (LogEvent, EVENTS)):
         assert len({one.name for one in listed}) == len(listed)
         defined = [one for one in vars(metrics).values() if isinstance(one, kind)]
         assert sorted(one.name for one in defined) == sorted(one.name for one in listed)

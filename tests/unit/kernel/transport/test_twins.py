@@ -22,7 +22,7 @@ ASYNC_NAMES = {
 DIFFERENT = {
     "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_own_step",
     "_perform", "exchange", "send", "is_reentrant",
-    "take", "discard", "_answers", "_serve", "_wait", "_await_event",
+    "acquire", "discard", "_answers", "_serve", "_wait", "_await_event",
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
 ONLY_FOR_THREADS = {

@@ -20,7 +20,7 @@ from rmq.kernel.delivery.inner_delivery import BatchOrigin, InnerDelivery
 from rmq.worker.heartbeat import renewer as module
 from rmq.worker.heartbeat.leases import WorkerMemory
 from rmq.worker.heartbeat.memory import LEASE_WORDS, NUMBER_SHIFT, SLOTS_MAX
-from rmq.worker.heartbeat.renewer import PAGE, RETRY_S, Heartbeat, Topic, is_stopped
+from rmq.worker.heartbeat.renewer import PAGE, RETRY_S, Heartbeat, RenewedTopic, is_stopped
 from tests.patience import wait_for
 
 LEASE_MS = 30_000
@@ -58,7 +58,7 @@ class Scene:
         self.memory = WorkerMemory([LEASE_MS, 6000], 2, 4)
         self.answers = Answers()
         self.warnings: list[str] = []
-        topics = [Topic("rmq", f"topic{number}") for number in range(2)]
+        topics = [RenewedTopic("rmq", f"topic{number}") for number in range(2)]
         self.heartbeat = Heartbeat(
             self.memory.shared, self.answers, topics, self.warnings.append  # type: ignore[arg-type]
         )  # fmt: skip

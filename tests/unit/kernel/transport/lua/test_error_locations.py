@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from rmq.kernel.transport.lua import error_places, inlining, script_loader
+from rmq.kernel.transport.lua import error_locations, inlining, script_loader
 from tests.lua.box import case
 from tests.lua.lua_names import tokens
 from tests.sources import full_text, inline_names, with_line
 
 SCRIPT = script_loader.load("extend")
-PLACES = error_places._source_of("extend", SCRIPT.text).places
+PLACES = error_locations._source_of("extend", SCRIPT.text).locations
 LINE, PLACE = next((n, place) for n, place in enumerate(PLACES, 1) if place)
 FORMS = {
     "redis-6.2, lua": f"Error running script (call to f_{SCRIPT.sha}): @user_script:{{}}: "
@@ -29,7 +29,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_each_line_of_an_error_is_named_by_its_place(form: str) -> None:
-    named = error_places.with_places(form.format(LINE, LINE), "extend")
+    named = error_locations.with_locations(form.format(LINE, LINE), "extend")
 
     assert re.fullmatch(r"lua/[\w/]+\.lua:\d+", PLACE)
     assert named.count(PLACE) == form.count("{}")
@@ -47,7 +47,7 @@ def test_each_line_of_an_error_is_named_by_its_place(form: str) -> None:
     ids=["another text", "no script", "no source line", "no line"],
 )
 def test_text_stays_if_it_names_no_line_of_the_sources(text: str, name: str) -> None:
-    assert error_places.with_places(text, name) == text
+    assert error_locations.with_locations(text, name) == text
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["other", "missing"])
@@ -64,8 +64,8 @@ def test_text_stays_if_the_sources_of_a_wheel_are_not_those_it_was_made_of(
             (tmp_path / "lua/lib/check.lua").unlink()
 
         assert script_loader.load("extend").sha == SCRIPT.sha
-        assert error_places.with_places(text, "extend") == text
-    assert error_places.with_places(text, "extend") == f"{PLACE}: x"
+        assert error_locations.with_locations(text, "extend") == text
+    assert error_locations.with_locations(text, "extend") == f"{PLACE}: x"
 
 
 tokens_of = functools.cache(tokens)
@@ -123,7 +123,7 @@ def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
     for name in script_loader.names():
         with case(name):
             text = full_text(name).splitlines()
-            found = error_places._source_of(name, script_loader.load(name).text).places
+            found = error_locations._source_of(name, script_loader.load(name).text).locations
             assert len(found) == len(text)
             values = dict(
                 ChainMap(

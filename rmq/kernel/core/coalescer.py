@@ -246,7 +246,7 @@ class Coalescer:
         self.waiting.append(caller)
         self._start_next()
 
-    def take(self, callers: list[Caller]) -> None:
+    def collect(self, callers: list[Caller]) -> None:
         """Move waiting callers into a shared call until the call is full or no caller waits.
 
         Args:

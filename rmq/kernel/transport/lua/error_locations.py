@@ -24,7 +24,7 @@ _PLACE = re.compile(f"[{PLACES}]")
 _FIRST = ord(PLACES[0])
 
 
-def with_places(text: str, name: str) -> str:
+def with_locations(text: str, name: str) -> str:
     """Add the source file and the line to an error, such as `lua/lib/records/record.lua:42`.
 
     The function also gives local variables the names that they have in the sources. If the error
@@ -43,15 +43,15 @@ def with_places(text: str, name: str) -> str:
     lines, names = _source_of(name, script.text)
     text = with_long_names(text, names)
 
-    def place(match: re.Match[str]) -> str:
+    def location(match: re.Match[str]) -> str:
         number = int(match[1])
         return (lines[number - 1] if 1 <= number <= len(lines) else "") or match[0]
 
-    return _LINE.sub(place, text)
+    return _LINE.sub(location, text)
 
 
 class _Source(NamedTuple):
-    places: Sequence[str] = ()  # of each line
+    locations: Sequence[str] = ()  # of each line
     names: Mapping[str, str] = MappingProxyType({})  # of locals, by their names in the text
 
 
@@ -67,14 +67,14 @@ def _source_of(name: str, text: str) -> _Source:
     names = short_names(full)
     if shortened(full, names) != text:
         return _Source()
-    return _Source(marks.places(marked), {short: long for long, short in names.items()})
+    return _Source(marks.locations(marked), {short: long for long, short in names.items()})
 
 
 class _Marks:
     """Marks each source line with a character, to find the line again in the composed script."""
 
     def __init__(self) -> None:
-        self._places: list[str] = []  # by the index of the character
+        self._locations: list[str] = []  # by the index of the character
 
     def mark(self, name: str, body: str) -> str:
         """Return the text of a file without its header, with a mark at the end of each line."""
@@ -84,12 +84,12 @@ class _Marks:
             for number, line in enumerate(body.splitlines(keepends=True), first)
         )
 
-    def places(self, marked: str) -> list[str]:
+    def locations(self, marked: str) -> list[str]:
         marks = [_PLACE.search(line) for line in marked.splitlines()]
-        return [self._places[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
+        return [self._locations[ord(mark[0]) - _FIRST] if mark else "" for mark in marks]
 
     def _marked(self, line: str, place: str) -> str:
         if line.isspace():
             return line
-        self._places.append(place)
-        return f"{line[:-1]}{chr(_FIRST + len(self._places) - 1)}\n"
+        self._locations.append(place)
+        return f"{line[:-1]}{chr(_FIRST + len(self._locations) - 1)}\n"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import rmq
-from rmq.kernel.core import body_types, codec, forms, json_codec
+from rmq.kernel.core import body_types, codec, json_codec, json_forms
 from rmq.kernel.core.json_codec import MsgspecJson, StdlibJson
 
 attrs = pytest.importorskip("attrs")
@@ -362,7 +362,7 @@ def test_whatever_is_sent_is_received_or_refused(drawn: tuple[Any, bool]) -> Non
 def test_a_send_that_does_not_read_back_is_found_by_these_tests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(json_codec, "plain_form", lambda value, *_: forms.to_builtins(value))
+    monkeypatch.setattr(json_codec, "plain_form", lambda value, *_: json_forms.to_builtins(value))
     control = codec.JsonCodec()
     control.__dict__["_json"] = MsgspecJson(msgspec, StdlibJson())
 
