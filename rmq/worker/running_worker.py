@@ -240,7 +240,7 @@ class RunningWorker:
         self.engine.stop_fetching()
         self.engine.release_waiting(until)
         if self._options.limits.hung:
-            wait_for_healthy(self.engine.queues, now + grace_s, lambda: self._signals.at_once)
+            wait_for_healthy(self.engine.queues, now + grace_s, lambda: self._signals.is_immediate)
         else:
             self._wait_for_runs(until)
 
@@ -250,11 +250,11 @@ class RunningWorker:
         Return whether this happened in time.
         """
         while not self.engine.join(min(WATCH_S, seconds_until(until))):
-            if self._signals.at_once or not seconds_until(until):
+            if self._signals.is_immediate or not seconds_until(until):
                 return not self.engine.is_running()
         for flushed in self.engine.flushed_events():
             while not flushed.wait(min(WATCH_S, seconds_until(until))):
-                if self._signals.at_once or not seconds_until(until):
+                if self._signals.is_immediate or not seconds_until(until):
                     break
         return True
 

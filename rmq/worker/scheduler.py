@@ -171,7 +171,7 @@ class Scheduler:
         with signals.received(), self:
             if started is not None:
                 started()
-            while not signals.asked:
+            while not signals.is_requested:
                 signals.wait(0.5)
 
     def __enter__(self) -> Scheduler:

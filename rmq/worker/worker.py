@@ -254,7 +254,7 @@ class Worker:
         return running
 
     def _is_asked_to_stop(self) -> bool:
-        return self._signals.asked or self._stopping.is_set()
+        return self._signals.is_requested or self._stopping.is_set()
 
     def _disconnect(self, transport: Transport) -> None:
         if transport is not self._parts.transport:
@@ -346,7 +346,7 @@ class Worker:
             log.info("stopping: %g s for running handlers; a second signal ends at once",
                      self._options.grace_s)  # fmt: skip
             finished = self.stop()
-        if self._signals.at_once:
+        if self._signals.is_immediate:
             return 128 + self._signals.number
         if not finished:
             return ensure_exit(HANDED_BACK)

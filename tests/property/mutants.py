@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq.kernel.consumer.steps import Begun, DeliverySteps
+from rmq.kernel.consumer.steps import DeliverySteps, StepStart
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.delivery.inner_delivery import InnerDelivery
 from rmq.kernel.transport.flow.steps import Flow
@@ -216,9 +216,9 @@ STEPS: dict[str, list[Change]] = {
 }
 
 
-def _begins_nothing(self: DeliverySteps, delivery: InnerDelivery, name: str) -> Flow[Begun]:
+def _begins_nothing(self: DeliverySteps, delivery: InnerDelivery, name: str) -> Flow[StepStart]:
     yield from self.saved(delivery)
-    return Begun([])
+    return StepStart([])
 
 
 def _stores_nothing(

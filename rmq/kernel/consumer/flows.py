@@ -274,7 +274,7 @@ class ConsumerFlows:
         retries, ids = self.context.settings.max_retries, batch.ids
         retries_left = batch.retries_left
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
-        own_until = self.state.visited_at + (self.state.lease_ms or 0) / 1000
+        own_until = self.state.receive_began + (self.state.lease_ms or 0) / 1000
         until = own_until if batch.lease is None else batch.lease.until
         self.state.lateness.count(ids, batch.records, retries_left, retries, clock.now_us)
         origin = BatchOrigin(keys, batch.newest, retries, until, batch.lease)

@@ -223,7 +223,7 @@ def read_hand_overs(state: ReceiveState) -> list[SlotBatch]:
     released.
     """
     subscription, credits = state.subscription, state.credits
-    is_late = time.monotonic() > state.visited_at + (state.lease_ms or 0) / 1000
+    is_late = time.monotonic() > state.receive_began + (state.lease_ms or 0) / 1000
     payloads, subscription.payloads = subscription.payloads, []
     batches: list[SlotBatch] = []
     for payload in payloads:

@@ -1,8 +1,8 @@
 """Receive messages from slots that have work, and sleep until more messages arrive.
 
-A consumer visits a slot with the script `prepare`, which leases messages. The reply also says when
-the slot will have work again. The consumer sleeps until then, and listens to the wake-up channel of
-the topic.
+A consumer receives from a slot with the script `prepare`, which leases messages. The reply also
+says when the slot will have work again. The consumer sleeps until then, and listens to the wake-up
+channel of the topic.
 
 A wake-up can get lost, because Pub/Sub does not guarantee delivery. So the consumer also checks its
 slots every POLL_S seconds. If the topic has more than SLOTS_PER_POLL slots, each check of a
@@ -27,7 +27,7 @@ from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.kernel.consumer import hand_over, rollback, scripts, settle, state as consumer_state
 from rmq.kernel.consumer.hand_over import PrepareCall, SlotBatch
 from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, CreditState
-from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
+from rmq.kernel.consumer.state import NEVER, RECHECK_S, UNREACHABLE_CHECK_S, ReceiveState
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.record import queue_position
 from rmq.kernel.core.score import SHARED_S
@@ -45,7 +45,7 @@ from rmq.kernel.transport.flow.steps import (
 
 CHECK_S = 0.05  # time between two checks of the other slots, in a busy consumer
 ENDED_S = 0.05  # a call that a time limit has interrupted ends within this time
-ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
+ROUNDS_MAX = 1000  # receives without a message in one call that does not wait
 
 
 def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
@@ -82,14 +82,14 @@ class _Call:
     waits: bool
     until: float
     began: float
-    rounds: int = 0  # visits after the end of the wait that found work but no message
+    rounds: int = 0  # receives after the end of the wait that found work but no message
     is_over: bool = False
 
 
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Receive from slots, and sleep until messages arrive or the wait ends."""
     call = _Call(state, limit, waits, until=state.until, began=time.monotonic())
-    yield from _prepare_visit(state, limit, waits)
+    yield from _check_empty_slots(state, limit, waits)
     while not (state.interrupted or call.is_over):
         batches: list[SlotBatch] = []
         if state.credits.in_doubt:
@@ -97,7 +97,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
         if not batches:
             if time.monotonic() >= min(state.tidy_at, state.sweep_at, state.lateness.report_at):
                 yield from _run_maintenance(state)
-            batches = yield from _visit_slots(state, limit, waits)
+            batches = yield from _receive_from_slots(state, limit, waits)
         if not batches:
             batches = _fit_limit(state, limit, (yield from _wait(call)))
         if batches:
@@ -153,7 +153,7 @@ def _wait(call: _Call) -> Flow[list[SlotBatch]]:
 
 def _wait_for_masters(call: _Call, now: float) -> Flow[None]:
     """Pause, then check the slots. A slot whose master is missing may have messages."""
-    yield Sleep(min(VISIT_S, max(0.0, min(call.state.ready_at) - now)))
+    yield Sleep(min(UNREACHABLE_CHECK_S, max(0.0, min(call.state.ready_at) - now)))
     yield from _check_slots(call.state, call.limit, call.waits)
 
 
@@ -179,7 +179,7 @@ def _subscribe(state: ReceiveState) -> Flow[None]:
         state.credits.in_doubt = True
         return
     yield AwaitSignal(state.subscription, 0)
-    # Messages that were sent before this subscription gave it no signal. So visit every slot again.
+    # Messages that were sent before this subscription gave it no signal. So check every slot again.
     state.ready_at = [0.0] * len(state.context.slots)
 
 
@@ -232,7 +232,7 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     """
     yield from _begin(state, keeps_credits=not state.credits.in_doubt)
     state.credits.in_doubt = False
-    batches = yield from _visit_slots(state, limit, waits=True)
+    batches = yield from _receive_from_slots(state, limit, waits=True)
     if not batches:
         state.unreachable_slots.raise_overdue()
     return batches
@@ -277,12 +277,12 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
         state.subscription.takes_batches = state.subscription.connection is None
 
 
-def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
+def _check_empty_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Before a call receives from slots, check whether slots that seemed empty have work now."""
     state.current_slots()
     now = time.monotonic()
     if len(state.ready_at) == 1:
-        state.ready_at[0] = 0.0  # a visit of a single slot is better than a check
+        state.ready_at[0] = 0.0  # a receive from a single slot is better than a check
     elif waits and state.is_signalled():
         state.note_signals((yield AwaitSignal(state.subscription, 0)))
         is_overdue = state.busy_slots and (
@@ -335,10 +335,10 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         except StorageError as error:
             if not is_master_down(error):
                 raise
-            waits_us = [0] * len(checked)  # 0: visit the slots now
+            waits_us = [0] * len(checked)  # 0: receive from the slots now
     else:
         assert state.lease_ms is not None
-        state.visited_at = state.all_checked_at  # hand-overs are leased later
+        state.receive_began = state.all_checked_at  # hand-overs are leased later
         waits_us, found = yield scripts.next_ready_or_credit(
             slots, offer, limit, state.lease_ms, sessions
         )
@@ -351,14 +351,14 @@ def _check_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     state.unreachable_slots.delay(state.ready_at)
 
 
-def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
+def _receive_from_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Receive messages from slots that have work, slot by slot, until the limit is reached.
 
     If a slot cannot be read, the function returns the messages of the earlier slots. The next call
     reads the failed slot last. If the call is interrupted, all messages are released.
     """
     slots, ready_at = state.current_slots(), state.ready_at
-    state.visited_at = time.monotonic()
+    state.receive_began = time.monotonic()
     batches: list[SlotBatch] = []
     count, first = len(slots), state.first_slot
     try:
@@ -368,7 +368,7 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
                 continue
             state.first_slot = index + 1
             try:
-                limit -= yield from _visit_slot(state, slots[index], limit, waits, batches)
+                limit -= yield from _receive_from_slot(state, slots[index], limit, waits, batches)
                 if index in state.unreachable_slots.since:
                     state.unreachable_slots.end(index)
             except StorageError as error:
@@ -388,20 +388,20 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
     return batches
 
 
-def _visit_slot(
+def _receive_from_slot(
     state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
     """Lease messages of one slot, and roll back expired leases. Return the number of messages."""
     state.unanswered = state.unreachable_slots.calls.pop(keys.index, None)
     if state.unanswered is not None:
         yield from _repeat_prepare(state, state.unanswered)
-        # Release the messages now, because this slot may not be visited again.
+        # Release the messages now, because this slot may not be read again.
         yield from _release_undelivered(state, state.fails_fast or len(state.ready_at) > 1)
     batch = yield from _prepare(state, keys, limit, waits)
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
         state.credits.used_at = time.monotonic()
-        state.check_before_sleep = len(state.ready_at) > 1  # a single slot is always visited
+        state.check_before_sleep = len(state.ready_at) > 1  # a single slot needs no check
         state.busy_slots.add(keys.index)
     if batch.expired:
         if batch.expired & LONG_EXPIRED:

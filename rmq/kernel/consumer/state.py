@@ -38,7 +38,7 @@ from rmq.kernel.transport.flow.steps import (
 
 log = logging.getLogger("rmq")
 
-VISIT_S = 0.2  # time between two visits of a slot whose master is away
+UNREACHABLE_CHECK_S = 0.2  # time between two tries of a slot whose master is down
 REPORT_S = 5.0  # time from counting a delivery to reporting it, at the consumer's next call
 PER_BATCH = 8  # messages counted per batch, evenly spaced; each represents its neighbours
 NEVER = float("inf")
@@ -55,11 +55,11 @@ class UnreachableSlots:
             call when it next receives from the slot.
     """
 
-    __slots__ = ("_error", "_visit_at", "calls", "since")
+    __slots__ = ("_error", "_retry_at", "calls", "since")
 
     def __init__(self) -> None:
         self.since: dict[int, float] = {}
-        self._visit_at: dict[int, float] = {}  # by slot
+        self._retry_at: dict[int, float] = {}  # by slot
         self._error: StorageError | None = None
         self.calls: dict[int, PrepareCall] = {}
 
@@ -74,7 +74,7 @@ class UnreachableSlots:
         if not is_master_down(error):
             return False
         now = time.monotonic()
-        self._visit_at[slot] = now + VISIT_S
+        self._retry_at[slot] = now + UNREACHABLE_CHECK_S
         if now - self.since.setdefault(slot, now) >= (error._repeat_for or 0.0):
             self._error = error
         return True
@@ -82,7 +82,7 @@ class UnreachableSlots:
     def end(self, slot: int) -> None:
         """Record that a slot can be reached again."""
         self.since.pop(slot, None)
-        self._visit_at.pop(slot, None)
+        self._retry_at.pop(slot, None)
 
     def forget_from(self, count: int) -> None:
         """Forget all slots with this index or a larger index, because they no longer exist.
@@ -98,8 +98,8 @@ class UnreachableSlots:
         Args:
             ready_at: Time of the next attempt for each slot. The method changes this list.
         """
-        for slot, visit_at in self._visit_at.items():
-            ready_at[slot] = visit_at
+        for slot, retry_at in self._retry_at.items():
+            ready_at[slot] = retry_at
 
     def raise_overdue(self) -> None:
         """Raise an error if the master of a slot has been missing for too long.
@@ -236,9 +236,9 @@ class ReceiveState:
         "all_checked_at", "all_send_signals", "busy_slots", "check_before_sleep", "checked_at",
         "context", "credits", "fails_fast", "first_slot", "handing_back", "interrupted",
         "lateness", "lease_ms", "next_check", "next_sweep", "ordered", "rare_sweep_at",
-        "ready_at", "receiving", "round_began", "round_ended", "shared", "subscription",
-        "sweep_at", "tidy_at", "unanswered", "unconfirmed_offers", "undelivered",
-        "unreachable_slots", "until", "visited_at",
+        "ready_at", "receive_began", "receiving", "round_began", "round_ended", "shared",
+        "subscription", "sweep_at", "tidy_at", "unanswered", "unconfirmed_offers", "undelivered",
+        "unreachable_slots", "until",
     )  # fmt: skip
 
     def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
@@ -254,13 +254,13 @@ class ReceiveState:
         self.credits = Credits(self.subscription)
         self.unreachable_slots = UnreachableSlots()
         self.until = 0.0  # end of the current call
-        self.ready_at: list[float] = []  # next visit of each slot
+        self.ready_at: list[float] = []  # next receive from each slot
         self.all_checked_at = 0.0  # last check of all slots, or of the next few
         self.next_check = 0  # next slot to check, if there are too many for one check
         self.round_began = 0.0  # last check of slot 0
         self.round_ended = 0.0  # since this time, every slot was checked
-        self.first_slot = 0  # first slot of the next visit
-        self.visited_at = 0.0  # start of the last visit; leases are not older
+        self.first_slot = 0  # first slot of the next receive
+        self.receive_began = 0.0  # start of the last receive; leases are not older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
         self.sweep_at = time.monotonic() + FIRST_SWEEP_S
         self.rare_sweep_at = 0.0  # next sweep if the client has seen no pending follow-ups

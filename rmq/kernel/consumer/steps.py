@@ -31,7 +31,7 @@ from rmq.kernel.topic import clock
 from rmq.kernel.transport.flow.steps import Flow
 
 
-class Begun(NamedTuple):
+class StepStart(NamedTuple):
     """The result of `DeliverySteps.begin`.
 
     Attributes:
@@ -52,7 +52,7 @@ class DeliverySteps(ConsumerPart):
     receipt is valid.
     """
 
-    def begin(self, delivery: InnerDelivery, name: str) -> Flow[Begun]:
+    def begin(self, delivery: InnerDelivery, name: str) -> Flow[StepStart]:
         """Record that a step (a part of the handler's work) begins, unless it is already done.
 
         Raises:
@@ -70,10 +70,10 @@ class DeliverySteps(ConsumerPart):
         if found is None or found.state == "begun":
             code = yield from self._write(delivery, BEGUN, encoded)
             if code == StepCode.LOST:
-                return Begun(self._note_codes([delivery], "0"))
+                return StepStart(self._note_codes([delivery], "0"))
             if code == StepCode.CANCELLED:
                 delivery.cancelled().set()
-                return Begun([])
+                return StepStart([])
             if code == StepCode.FULL:
                 raise Reject(
                     f"step {name!r} did not run, because the steps of the message have no room: "
@@ -83,10 +83,10 @@ class DeliverySteps(ConsumerPart):
             found = (delivery.steps or {}).get(name)
         delivery.steps_called = called | {name}
         if found is None or found.state == "begun":
-            return Begun([])
+            return StepStart([])
         if found.state == "lost":
             raise _value_lost(name, "when an earlier attempt had done it")
-        return Begun([], True, value_of(found, delivery.id))
+        return StepStart([], True, value_of(found, delivery.id))
 
     def end(self, delivery: InnerDelivery, name: str, value: object) -> Flow[list[InnerDelivery]]:
         """Store the value of a step (a part of the handler's work) that is done.

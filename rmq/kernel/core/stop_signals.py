@@ -40,8 +40,8 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.asked = False  # after a first signal
-        self.at_once = False  # after a second signal
+        self.is_requested = False  # after a first signal
+        self.is_immediate = False  # after a second signal
         self.number = 0  # number of the second signal
         # Only a SimpleQueue is safe if a signal interrupts `put`.
         self._received: SimpleQueue[int] = SimpleQueue()
@@ -55,12 +55,12 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        self.asked = self.at_once = False
+        self.is_requested = self.is_immediate = False
         with handling(STOPPING, self._on_signal):
             try:
                 yield
             finally:
-                self.asked = False
+                self.is_requested = False
 
     def wait(self, seconds: float) -> None:
         """Wait until a signal arrives or `wake` is called."""
@@ -73,12 +73,12 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Record a signal, without a lock, because the interrupted code may have the lock."""
-        if self.asked:
+        if self.is_requested:
             self.number = number
-            self.at_once = True
+            self.is_immediate = True
             # A normal release may be impossible: Redis is unreachable, or a thread is blocked.
             end = threading.Timer(END_S, os._exit, (128 + number,))
             end.daemon = True
             end.start()
-        self.asked = True
+        self.is_requested = True
         self._received.put(number)

@@ -33,7 +33,7 @@ from rmq.worker.handled_topic import PAUSE_MAX_S, PAUSE_S
 from rmq.worker.receiving.feed import NEVER, TopicFeed
 
 WAIT_S = 1.0  # longest wait; each step shows the watchdog that the fetcher runs
-VISIT_MAX = 64  # with more slots at the start, the fetcher checks them before it receives
+RECEIVE_SLOTS_MAX = 64  # with more slots at the start, the fetcher checks them before it receives
 CHECK_S = 0.05  # time between two checks of slots without work, in a busy fetcher
 LISTEN_S = 0.02  # time between two reads of wake-ups, in a busy fetcher
 COMPARE_S = 60.0  # time between two searches for messages that Redis gave back by a failover
@@ -149,7 +149,7 @@ class Fetcher:
         pause = PAUSE_S
         slots = sum(len(feed.context.slots) for feed in self._feeds)
         for feed in self._feeds:
-            if feed.context.is_open and slots > VISIT_MAX:
+            if feed.context.is_open and slots > RECEIVE_SLOTS_MAX:
                 feed.begin_unchecked()
             self._due.schedule(feed)
         while not self._stopping.is_set():
@@ -192,9 +192,9 @@ class Fetcher:
             finally:
                 self._is_waiting = False
         if due is not None:
-            self._visit(due)
+            self._receive_from(due)
 
-    def _visit(self, feed: TopicFeed) -> None:
+    def _receive_from(self, feed: TopicFeed) -> None:
         if feed.accepts_hand_overs() and not feed.own_channel:
             self._subscribe_to_hand_overs(feed)
         self._receive(feed, feed.receive)

@@ -382,7 +382,7 @@ class ClusterCommands:
                 del own[0]  # ASKING was granted
             is_stale |= self._note_reply(node, call, own)
         for script, refusal in refusals.items():
-            lacking = [call for call in part if call.lacks(script)]
+            lacking = [call for call in part if call.lacks_script(script)]
             if lacking:
                 yield from self._load_by_eval(node, script, refusal, lacking)
             else:

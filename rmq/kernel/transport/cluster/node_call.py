@@ -79,7 +79,7 @@ class RoutedCall:
             if isinstance(self.command, Command):
                 self.command = self.command.as_repeat()
 
-    def lacks(self, script: Script) -> bool:
+    def lacks_script(self, script: Script) -> bool:
         """Return whether the node refused the call because it does not have this script."""
         return self.script is script and _is_unloaded(self.error)
 
