@@ -169,7 +169,7 @@ class Address:
         return self.scheme.startswith("rediss")
 
     @property
-    def for_node(self) -> Address:
+    def of_a_node(self) -> Address:
         """The address of the cluster's first node, with the same options.
 
         If this address does not name a cluster, it is the address itself.

@@ -103,7 +103,7 @@ class AsyncTransport(AsyncDriver):
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
         self._connector = Connector(
-            address.for_node, timeout_s, aredis.ConnectionPool, Retry, embedded
+            address.of_a_node, timeout_s, aredis.ConnectionPool, Retry, embedded
         )
         self.commands = 0
         self._server = ServerCommands(address, retry_for, timeout_s, set())

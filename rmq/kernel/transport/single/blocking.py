@@ -139,7 +139,7 @@ class Transport(Driver):
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
         self.commands = 0
         self._connector = Connector(
-            address.for_node, timeout_s, redis.ConnectionPool, Retry, embedded
+            address.of_a_node, timeout_s, redis.ConnectionPool, Retry, embedded
         )
         self._server = ServerCommands(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()

@@ -17,7 +17,7 @@ def test_the_url_of_a_cluster_names_nodes() -> None:
     address = url.parse("redis+cluster://h1:7000,h2,[::1]:7002/0?protocol=3")
 
     assert address.nodes == (("h1", 7000), ("h2", 6379), ("::1", 7002))
-    assert address.for_node.url == "redis://h1:7000?protocol=3"
+    assert address.of_a_node.url == "redis://h1:7000?protocol=3"
 
 
 def test_user_password_tls_and_options_of_a_cluster_hold_for_each_node() -> None:
@@ -25,8 +25,8 @@ def test_user_password_tls_and_options_of_a_cluster_hold_for_each_node() -> None
         "rediss+cluster://u:p%40w@h1:7000,h2:7001?ssl_ca_certs=/ca&max_connections=3"
     )
 
-    assert address.for_node.url == "rediss://u:p%40w@h1:7000?ssl_ca_certs=/ca&max_connections=3"
-    assert address.for_node.scheme == "rediss"
+    assert address.of_a_node.url == "rediss://u:p%40w@h1:7000?ssl_ca_certs=/ca&max_connections=3"
+    assert address.of_a_node.scheme == "rediss"
     assert address.max_connections == 3
     assert "p%40w" not in address.shown
     assert "h2:7001" in address.shown
