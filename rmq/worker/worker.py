@@ -389,11 +389,12 @@ class Worker:
         """Return the numbers of deliveries of each topic.
 
         The result has the number of received deliveries, and the number of deliveries in flight. It
-        also counts the deliveries that the worker has acked, nacked, rejected or released. After
-        the worker has stopped, the method returns the last numbers.
+        also counts the settled deliveries: "ack", "nack", "reject", "release", "lost" (the lease
+        was lost) and "own" (the handler settled the delivery itself). After the worker has stopped,
+        the method returns the last numbers.
 
         If a handler has middleware, there are two more numbers of acked deliveries. "duplicate"
-        counts deliveries whose work was already done. "claim_lost" counts deliveries that lost
-        their claim (the key in Redis that protects the work) while they ran.
+        counts deliveries whose work was already done. "claim_lost" counts deliveries that lost the
+        claim on their business key while they ran.
         """
         return self._counts if self._running is None else self._running.engine.counts()

@@ -10,7 +10,10 @@ from rmq.kernel.topic.admin_part import AsyncAdminPart
 
 
 class AsyncQueryAdmin(AsyncAdminPart):
-    """Lists the streaming queries of engines such as Spark, and releases their messages."""
+    """Lists the streaming queries of engines such as Spark, and releases their messages.
+
+    Lists and deletes sinks.
+    """
 
     async def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).

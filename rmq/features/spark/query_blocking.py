@@ -69,7 +69,7 @@ class Query(QueryBase):
         self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Renew the lease on all messages. Return how many messages of a batch the query has.
+        """Renew the lease on all messages. Return which messages of a batch the query has, by slot.
 
         Raises:
             QueryOwned: Another process runs the query.

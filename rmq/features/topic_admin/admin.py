@@ -234,7 +234,9 @@ class AsyncTopicAdmin(AsyncAdminPart):
         since: Duration | datetime = history.SINCE,
         step: Duration | None = None,
     ) -> list[Sample]:
-        """Return the message counts of a topic over time, oldest first. `rmq server` stores them.
+        """Return the counts, rates and lateness of a topic over time, oldest first.
+
+        `rmq server` stores these figures.
 
         Args:
             topic: Name of the topic.

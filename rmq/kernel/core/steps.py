@@ -31,7 +31,7 @@ State = Literal["begun", "done", "lost", "cursor", "event", "timed_out"]
 
 
 class Step(NamedTuple):
-    """A finished part of a handler's work (a step), the position that it saved, or an event.
+    """A recorded part of a handler's work (a step), the position that it saved, or an event.
 
     Attributes:
         name: Name of the step, or key of the event. Empty for the cursor.
