@@ -233,7 +233,9 @@ class QueryLease:
                 _log.exception("the lease of the query was not renewed, and is tried again")
 
     def _renew_topics(self, renews_lease: bool) -> bool:
-        """Renew the ownership of the query and, if requested, the lease of its messages.
+        """Keep other processes from running the query.
+
+        If requested, also renew its messages' lease.
 
         Return whether all renewals succeeded.
 

@@ -165,7 +165,7 @@ class _Topic(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The result of a settle request: settled deliveries, and receipts whose lease has ended."""
+    """The deliveries that a request settled, and the receipts of the other deliveries."""
 
     deliveries: dict[str, InnerDelivery]
     lost: list[str]

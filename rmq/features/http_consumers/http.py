@@ -138,7 +138,7 @@ class Received(Answer):
 
 
 class SettledReceipts(Answer):
-    """The number of settled deliveries, and the receipts whose lease has ended."""
+    """The number of settled deliveries, and the receipts of deliveries that lost their lease."""
 
     settled: int
     lost: list[str]
@@ -161,7 +161,7 @@ class ExtendedLease(Answer):
 
 
 class ExtendedLeases(Answer):
-    """The extended leases, and the receipts whose lease has ended."""
+    """The extended leases, and the receipts of deliveries that had lost their lease."""
 
     extended: list[ExtendedLease]
     lost: list[str]

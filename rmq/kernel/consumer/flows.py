@@ -540,7 +540,10 @@ class ConsumerFlows:
         return self._note_codes(given, codes)
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
-        """Settle deliveries by their receipts. Return the receipts whose lease was lost."""
+        """Settle deliveries by their receipts.
+
+        Return the receipts of deliveries that lost their lease.
+        """
         self._check_has_leases()
         given = [r if isinstance(r, Receipt) else Receipt.parse(r) for r in receipts]
         codes = yield from self._receipt_acks.ack(given)

@@ -48,7 +48,7 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
 
 
 def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
-    """Roll back messages of one slot whose lease has expired. Return the number of expired leases.
+    """Roll back the messages of one slot whose leases have expired. Return their number.
 
     The number includes messages that are deleted because a program asked to cancel them. After such
     a deletion, the next message of the same group, or of an ordered slot, can be delivered.
@@ -63,7 +63,7 @@ def rollback(context: TopicContext, keys: SlotKeys) -> Flow[int]:
 
 
 def rollback_topic(context: TopicContext) -> Flow[int]:
-    """Roll back all messages of a topic whose lease has expired. Return the number of messages."""
+    """Roll back all messages of a topic whose leases have expired. Return their number."""
     yield from opening.ensure_open(context, create=False)
     total = 0
     for keys in context.slots:

@@ -76,7 +76,7 @@ def _booleans(reply: bytes) -> list[bool]:
 def claim(
     keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
 ) -> Command[list[tuple[str, int, int]]]:
-    """Claim business keys of one slot. Each claim has its owner in `owners`.
+    """Claim business keys of one slot (part of a topic) for the deliveries in `owners`.
 
     The result for a key is "first" if the owner has claimed it, "done" if the work is done, or
     "busy" if another owner has the claim. A "busy" result has two times in ms: the time since the
@@ -170,7 +170,7 @@ def check_run(run: object) -> str:
 
 
 class QueryLease(NamedTuple):
-    """The owner of a query, the lease of the query, and the lease of the owner."""
+    """A query, the process that runs the query (its owner), and the lengths of their leases."""
 
     run: str  # 32 hex digits
     owner: str
@@ -445,7 +445,7 @@ def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None
 def rollback_expired_leases(
     context: TopicContext, keys: SlotKeys, limit: int = 100
 ) -> Command[RollbackReply]:
-    """Roll back messages of one slot whose lease expired."""
+    """Roll back the messages of one slot (part of a topic) whose leases have expired."""
     return script_call(
         "rollback_expired_leases",
         keys,

@@ -111,7 +111,7 @@ class SharedMemory:
         self.words[self.leases_at + lease_index * LEASE_WORDS + 3] += 1
 
     def requests(self, lease_index: int) -> int:
-        """Return how often the heartbeat has found messages of a slot that must be cancelled."""
+        """Return the number of times that the heartbeat has found messages to cancel in a slot."""
         return self.words[self.leases_at + lease_index * LEASE_WORDS + 3]
 
     def leases(self, topic: int) -> list[tuple[int, int, int]]:

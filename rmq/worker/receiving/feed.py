@@ -319,7 +319,7 @@ class TopicFeed:
         self.subscription.forget_messages(own_channel)
 
     def receive_handed_over(self) -> bool:
-        """Receive the messages that senders have handed over to this worker.
+        """Receive the messages that senders have delivered directly to this worker.
 
         Return whether the credit (the request for a hand-over) in Redis is used up.
         """

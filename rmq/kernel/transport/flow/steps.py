@@ -1,7 +1,6 @@
-"""Define the steps of a flow: commands, pipelines, pauses, signals.
+"""Define the requests of a flow (a generator): commands, pipelines, pauses, signals.
 
-A flow is a generator that yields these steps. A transport executes each step, and sends the result
-back.
+A flow yields requests. A transport executes each request, and sends the result back to the flow.
 """
 
 from __future__ import annotations
