@@ -119,7 +119,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Others) -> Ite
     yield directory
     for server in embedded._servers.values():
         server.stop()
-        server.handles = 0
+        server.contexts = 0
     embedded._servers.clear()
     for process in others.all:
         process.kill()
