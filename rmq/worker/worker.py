@@ -300,12 +300,12 @@ class Worker:
         Returns:
             0: All deliveries that had begun are finished and settled.
             4: The grace time was too short, or Redis could not be reached. RMQ delivers the
-                unfinished messages again.
+            unfinished messages again.
             70: The worker was stuck. If a handler holds the GIL, the heartbeat kills the process
-                with SIGABRT instead.
+            with SIGABRT instead.
             71: A lifespan failed.
             75: `max_messages` or `max_memory` was reached. All deliveries that had begun are
-                finished. Start another process.
+            finished. Start another process.
             128 + n: A second signal with the number n arrived.
 
             If the code is not 0, the process ends 5 s after its main thread, even if other threads
