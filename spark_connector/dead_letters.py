@@ -121,7 +121,7 @@ class DeadLetterWriter(DataSourceArrowWriter):
         started a job for some dead letters. These dead letters are unchanged. Repeat the write to
         handle them.
         """
-        chosen = [each.codes for each in messages if isinstance(each, Chosen)]
+        chosen = [each.letters for each in messages if isinstance(each, Chosen)]
         with connect(self._options.at) as client:
             for topic in sorted({topic for letters in chosen for topic in letters}):
                 packed = b"".join(letters.get(topic, b"") for letters in chosen)
