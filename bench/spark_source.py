@@ -178,7 +178,8 @@ def many(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def _batches(part: str, slots: int, sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    shape = {"rows": size.rows, "batch": size.rows // 5, "slots": slots}
+    batch = size.rows // 5 // slots * slots  # so that each slot has as many messages as the others
+    shape = {"rows": 5 * batch, "batch": batch, "slots": slots}
     ask: dict[str, Any] = {"measure": "batches", **shape}
     asked = {
         MADE: (sides.own, {**ask, "side": "made"}),
