@@ -25,7 +25,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/slot_fields"
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
---- @include "lib/settle/check_give_back_keys"
+--- @include "lib/settle/check_dead_keys"
 local IDS_FROM = 6 -- first argument of the deliveries
 local now, now_us = clock(ARGV[1])
 local earlier_answer = replayed(ARGV[2])
@@ -39,7 +39,8 @@ if not fields[CREATED] then
 end
 local n = (#ARGV - IDS_FROM + 1) / 3
 local ids, letters, positions, scores = verify_receipts(IDS_FROM, n)
-check_give_back_keys(fields)
+redis.call('ZCARD', store)
+check_dead_keys(fields[AUDITED], fields[DEAD_TO])
 if #ids == 0 then
   return letters
 end

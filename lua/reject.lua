@@ -24,6 +24,7 @@ Atomic    Like nack. Follow-ups of a delivery are stored if it becomes a dead le
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/dead_letters/dead_letters"
+--- @include "lib/settle/check_dead_keys"
 --- @include "lib/wake/wake"
 --- @include "lib/take/in_order"
 --- @include "lib/groups/given_back_functions"
@@ -59,19 +60,7 @@ elseif #ARGV ~= from - 1 then
   fail('ARG', 'errors')
 end
 -- A key of a wrong type stops the script here, before it writes anything.
-redis.call('HLEN', records)
-redis.call('ZCARD', dead)
-redis.call('HLEN', failures)
-redis.call('HLEN', bodies)
-redis.call('HLEN', results)
-redis.call('ZCARD', keeping)
-if audited then
-  redis.call('ZCARD', audit)
-end
-if dead_to or add_follow_ups then
-  redis.call('ZCARD', pending)
-  redis.call('ZCARD', targets)
-end
+check_dead_keys(audited, dead_to or add_follow_ups)
 if #valid_ids == 0 then
   return letters
 end

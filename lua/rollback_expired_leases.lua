@@ -18,7 +18,7 @@ Atomic    A lease is given back once, however many callers find it. The first wr
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/leases/receipt"
---- @include "lib/settle/check_give_back_keys"
+--- @include "lib/settle/check_dead_keys"
 --- @include "lib/slot_fields"
 local now, now_us = clock(ARGV[1])
 local limit = whole_number(ARGV[4], 1, MOST, 'limit')
@@ -29,7 +29,8 @@ end
 local upper_bound = end_of_expired(now)
 local expired =
   redis.call('ZRANGEBYSCORE', prepare, '-inf', upper_bound, 'WITHSCORES', 'LIMIT', 0, limit)
-check_give_back_keys(fields)
+redis.call('ZCARD', store)
+check_dead_keys(fields[AUDITED], fields[DEAD_TO])
 if #expired == 0 then
   return { 0, 0, 0, 0 }
 end

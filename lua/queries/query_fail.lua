@@ -22,7 +22,7 @@ Atomic    A message moves in the step that marks its number, so no second call m
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/settle/check_give_back_keys"
+--- @include "lib/settle/check_dead_keys"
 --- @include "lib/slot_fields"
 --- @include "lib/query"
 --- @include "lib/writes"
@@ -58,7 +58,8 @@ if low <= high then
 end
 local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))
-check_give_back_keys(fields)
+redis.call('ZCARD', store)
+check_dead_keys(fields[AUDITED], fields[DEAD_TO])
 
 -- Return the letter of message i if it cannot be failed, else nil.
 local function letter_of(i)

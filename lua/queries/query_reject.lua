@@ -26,6 +26,7 @@ Atomic    A message leaves the log in the step that rejects it. So a message tha
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/dead_letters/dead_letters"
+--- @include "lib/settle/check_dead_keys"
 --- @include "lib/wake/wake"
 --- @include "lib/take/in_order"
 --- @include "lib/groups/leave_groups"
@@ -50,20 +51,8 @@ local log_ids = size > 0 and redis.call('LRANGE', querylog, 0, size - 1) or {}
 local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(log_ids)) or {}
 local done, marked = tonumber(state[SETTLED] or 0), read_marks(before_log + 1, before_log + size)
 -- A key of a wrong type stops the script here, before it writes anything.
-redis.call('HLEN', records)
-redis.call('ZCARD', dead)
-redis.call('HLEN', failures)
-redis.call('HLEN', bodies)
-redis.call('HLEN', results)
-redis.call('ZCARD', keeping)
 redis.call('ZCARD', prepare)
-if audited then
-  redis.call('ZCARD', audit)
-end
-if dead_to then
-  redis.call('ZCARD', pending)
-  redis.call('ZCARD', targets)
-end
+check_dead_keys(audited, dead_to)
 local ids, delivery_counts = {}, {}
 for i = 1, #log_ids do
   local number, score = before_log + i, scores[i] and tonumber(scores[i])
