@@ -32,7 +32,7 @@ UNKNOWN_WORKER = "unknown"  # for an attempt whose worker died
 
 @dataclass
 class Facts:
-    """What RMQ stores about a task, as JSON.
+    """The data of a task that RMQ stores as JSON.
 
     Attributes:
         path: Module and name of the task.

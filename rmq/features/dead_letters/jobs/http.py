@@ -154,7 +154,7 @@ async def get_job(context: RequestContext, path: JobPath) -> Job:
 
 
 class JobOutcomes(Answer):
-    """What the job did with the messages that it handled last, newest first."""
+    """Results of the job for the messages that it handled last, newest first."""
 
     outcomes: list[JobOutcome]
 
